@@ -1,0 +1,681 @@
+"""Slurm's words: what its commands print, read so that nobody can be lied to by a name.
+
+sacct, scontrol and squeue print text, and part of that text belongs to the job's owner: its name, its
+comment, its paths. `sbatch --job-name=$'x\\n5|COMPLETED|0:0'` is accepted and printed as it is, newline
+included. So the parsers here follow three rules:
+
+1. **Ask for nothing that is free text.** The sacct query (`SACCT_FIELDS`) names only fields that Slurm itself
+   fills; a line with another shape is then an error, never a guess. The order begins
+   `JobIDRaw|State|ExitCode`, the record that existing outcome files hold.
+2. **Where free text cannot be avoided, judge the whole answer.** `scontrol show job` prints the name first
+   and comments later. The multi-line form puts every field that Slurm fills on a line of its own that begins
+   with three spaces and a known key, and no text can remove such a line, only add another. A known line that
+   occurs twice with different content, or a second `JobId=` line, is therefore proof that somebody else wrote
+   a part of the answer (or that it holds several jobs), and the answer is refused (`Unreadable`).
+3. **Read fields whole.** `DerivedExitCode=0:0` is no `ExitCode`; `CANCELLED by 1000` is CANCELLED; a word
+   that is not in the table is unknown, and unknown is never a success.
+
+Times are seconds since the epoch (the queries are made with `SLURM_TIME_FORMAT=%s`, see `query_environment`);
+an ISO time, as printed without that variable, is read as local time. Durations are seconds. Nothing here does
+I/O.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import product
+from typing import Final, Literal
+
+from supervisor.core import codes
+
+
+class Unreadable(ValueError):
+    """Slurm's answer cannot be trusted or understood; the message is a sentence for people."""
+
+
+# --- states -------------------------------------------------------------------------------------------------
+
+Phase = Literal["waiting", "running", "ending", "ended", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One word for a job's or a step's state.
+
+    `code` is our exit code for a job that ended so; None says that the record's own ExitCode counts.
+    `returns` marks ends after which the site's rules may put the job back into the queue under the same id.
+    """
+
+    word: str
+    short: str
+    phase: Phase
+    code: int | None = None
+    returns: bool = False
+
+    @property
+    def terminal(self) -> bool:
+        """Whether a job in this state is over."""
+        return self.phase == "ended"
+
+
+STATES: Final[tuple[State, ...]] = (
+    State("PENDING", "PD", "waiting"),
+    State("CONFIGURING", "CF", "waiting"),
+    State("POWER_UP_NODE", "PU", "waiting"),
+    State("EXPEDITING", "EX", "waiting"),
+    State("REQUEUED", "RQ", "waiting"),
+    State("REQUEUE_FED", "RF", "waiting"),
+    State("REQUEUE_HOLD", "RH", "waiting"),
+    State("RESV_DEL_HOLD", "RD", "waiting"),
+    State("SPECIAL_EXIT", "SE", "waiting"),
+    State("RUNNING", "R", "running"),
+    State("SUSPENDED", "S", "running"),
+    State("STOPPED", "ST", "running"),
+    State("RESIZING", "RS", "running"),
+    State("SIGNALING", "SI", "running"),
+    State("COMPLETING", "CG", "ending"),
+    State("STAGE_OUT", "SO", "ending"),
+    State("UPDATE_DB", "UD", "ending"),
+    State("COMPLETED", "CD", "ended", None),
+    State("FAILED", "F", "ended", None),
+    State("CANCELLED", "CA", "ended", codes.CANCELLED),
+    State("TIMEOUT", "TO", "ended", codes.DEADLINE),
+    State("DEADLINE", "DL", "ended", codes.DEADLINE),
+    State("OUT_OF_MEMORY", "OOM", "ended", codes.FAILED),
+    State("PREEMPTED", "PR", "ended", codes.FAILED, returns=True),
+    State("NODE_FAIL", "NF", "ended", codes.FAILED, returns=True),
+    State("BOOT_FAIL", "BF", "ended", codes.FAILED, returns=True),
+    State("LAUNCH_FAILED", "LF", "ended", codes.FAILED, returns=True),
+    State("RECONFIG_FAIL", "RC", "ended", codes.FAILED, returns=True),
+    State("REVOKED", "RV", "ended", codes.UNVERIFIABLE),
+)
+"""Every state word that Slurm 21.08 to 25.05 prints.
+
+Source: "JOB STATE CODES" of squeue(1) and sacct(1), and Slurm's page "Job State Codes" for the flags that are
+shown in place of a state. REQUEUED and SPECIAL_EXIT are no ends: the job waits again under the same id.
+REVOKED is the end of a federation's duplicate: the truth is on another cluster, so it proves nothing here.
+OUT_OF_MEMORY and the launch failures carry no usable code of their own.
+"""
+
+_BY_WORD: Final[dict[str, State]] = {
+    **{state.short: state for state in STATES},
+    **{state.word: state for state in STATES},
+}
+_SUFFIX: Final = re.compile(r"(?: by \d+|\+)$")
+
+
+def parse_state(text: str) -> State:
+    """The state that `text` names (word or short code); the suffixes ` by UID` and `+` are dropped.
+
+    An unknown word comes back as a `State` of phase "unknown", which is neither an end nor a success.
+    """
+    word = _SUFFIX.sub("", text.strip())
+    return _BY_WORD.get(word) or State(word, "", "unknown")
+
+
+# --- exit codes ---------------------------------------------------------------------------------------------
+
+Source = Literal["sacct", "scontrol"]
+
+FOLD: Final = 128
+"""sacct keeps seven bits of a code: a script's 137 is shown as 9:0, 128 as 0:0. scontrol keeps the whole
+code.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitCode:
+    """Slurm's pair `code:signal`."""
+
+    code: int
+    signal: int
+
+    def __str__(self) -> str:
+        return f"{self.code}:{self.signal}"
+
+    @property
+    def zero(self) -> bool:
+        """Exactly 0:0."""
+        return self.code == 0 and self.signal == 0
+
+    @property
+    def shell(self) -> int:
+        """The one number a shell would give: the code, or 128 + signal where only a signal is recorded."""
+        return codes.SIGNAL_BASE + self.signal if self.signal and not self.code else self.code
+
+
+def parse_exit_code(text: str) -> ExitCode:
+    """Read `7:0`; anything else raises `Unreadable`."""
+    found = re.fullmatch(r"(\d{1,5}):(\d{1,3})", text.strip())
+    if not found:
+        raise Unreadable(f"an exit code must read CODE:SIGNAL, found {text!r}")
+    return ExitCode(int(found[1]), int(found[2]))
+
+
+def agrees(native: int, recorded: ExitCode, source: Source) -> bool:
+    """Whether a code that was seen natively (0..255, 128 + N for signal N) can be what Slurm recorded.
+
+    Agreement is no proof: accounting shows a native 128 as 0:0, and the two agree.
+    """
+    if recorded.signal and native == codes.SIGNAL_BASE + recorded.signal:
+        return True
+    if recorded.signal and not recorded.code:
+        return False
+    if source == "sacct":
+        return native % FOLD == recorded.code % FOLD
+    return native == recorded.code
+
+
+# --- job and step ids ---------------------------------------------------------------------------------------
+
+_JOB_ID: Final = re.compile(
+    r"(?P<job>[1-9]\d*)(?:_(?P<task>\d+)|\+(?P<offset>\d+))?(?:\.(?P<step>\d+|batch|extern|interactive))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobId:
+    """`123`, array task `123_4`, heterogeneous component `123+1`, each perhaps with a step (`.batch`)."""
+
+    job: int
+    task: int | None = None
+    offset: int | None = None
+    step: str | None = None
+
+    @property
+    def allocation(self) -> str:
+        """The id without its step."""
+        if self.task is not None:
+            return f"{self.job}_{self.task}"
+        return f"{self.job}+{self.offset}" if self.offset is not None else str(self.job)
+
+    def __str__(self) -> str:
+        return f"{self.allocation}.{self.step}" if self.step is not None else self.allocation
+
+
+def parse_job_id(text: str) -> JobId:
+    """Read a job or step id as people type it; raises `ValueError` for anything else (`0`, `-1`,
+    `1;cluster`).
+    """
+    found = _JOB_ID.fullmatch(text)
+    if not found:
+        raise ValueError(
+            f"{text!r} is no Slurm job id: expected 123, 123_4, 123+1 or one of these with .STEP"
+        )
+    part = found.groupdict()
+    return JobId(
+        int(found["job"]),
+        None if part["task"] is None else int(part["task"]),
+        None if part["offset"] is None else int(part["offset"]),
+        part["step"],
+    )
+
+
+def parse_submitted(text: str) -> tuple[str, str | None]:
+    """The answer of `sbatch --parsable` (`id` or `id;cluster`) as (id, cluster or None)."""
+    found = re.fullmatch(r"([1-9]\d*)(?:;([\w.-]+))?", text.strip())
+    if not found:
+        raise Unreadable(f"sbatch --parsable must print an id, found {text!r}")
+    return found[1], found[2]
+
+
+# --- hostlists ----------------------------------------------------------------------------------------------
+
+MAX_HOSTS: Final = 65_536
+_NO_NODES: Final = frozenset({"", "(null)", "None", "None assigned", "N/A"})
+_COMMA_OUTSIDE: Final = re.compile(r",(?![^\[\]]*\])")
+_BRACKET: Final = re.compile(r"\[([^\[\]]*)\]")
+
+
+def expand_hostlist(text: str) -> tuple[str, ...]:
+    """The names in `node[1-3,5],gpu[01-04]`, in order; () for Slurm's ways of saying none.
+
+    Zeros in front are kept, several brackets multiply. Raises `ValueError` for an expression that is
+    malformed or names more than `MAX_HOSTS` nodes.
+    """
+    text = text.strip()
+    if text in _NO_NODES:
+        return ()
+    names: list[str] = []
+    for item in _COMMA_OUTSIDE.split(text):
+        pieces = _BRACKET.split(item)
+        if not item or any(c in "[] \t\n" for c in "".join(pieces[::2])):
+            raise ValueError(f"malformed hostlist {text!r}")
+        spans = [_expand_span(p) if i % 2 else (p,) for i, p in enumerate(pieces)]
+        size = len(names)
+        for span in spans:
+            size = max(size, 1) * len(span)
+            if size > MAX_HOSTS:
+                raise ValueError(f"hostlist {text!r} names more than {MAX_HOSTS} nodes")
+        names.extend("".join(choice) for choice in product(*spans))
+    return tuple(names)
+
+
+def _expand_span(text: str) -> tuple[str, ...]:
+    """`1-3,5` as its numbers, each as wide as its lower end was written."""
+    numbers: list[str] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part)
+        if not found:
+            raise ValueError(f"malformed range {text!r} in a hostlist")
+        low, high = int(found[1]), int(found[2] or found[1])
+        if high < low or high - low >= MAX_HOSTS:
+            raise ValueError(f"impossible range {text!r} in a hostlist")
+        numbers.extend(str(n).zfill(len(found[1])) for n in range(low, high + 1))
+    return tuple(numbers)
+
+
+def compress_hostlist(names: Iterable[str]) -> str:
+    """A hostlist expression that expands to exactly these names, in this order."""
+    groups: list[tuple[str, list[tuple[int, str]]]] = []
+    for name in names:
+        stem = name.rstrip("0123456789")
+        digits = name[len(stem) :]
+        if groups and groups[-1][0] == stem and digits and groups[-1][1]:
+            groups[-1][1].append((int(digits), digits))
+        else:
+            groups.append((stem, [(int(digits), digits)] if digits else []))
+    return ",".join(stem + _compress_numbers(numbers) for stem, numbers in groups)
+
+
+def _compress_numbers(numbers: list[tuple[int, str]]) -> str:
+    if len(numbers) <= 1:
+        return "".join(digits for _, digits in numbers)
+    runs: list[list[tuple[int, str]]] = []
+    for value, digits in numbers:
+        # A run keeps the width of its first number, so only the text that this width would give may join it.
+        if runs and value == runs[-1][-1][0] + 1 and digits == str(value).zfill(len(runs[-1][0][1])):
+            runs[-1].append((value, digits))
+        else:
+            runs.append([(value, digits)])
+    return "[" + ",".join(r[0][1] if len(r) == 1 else f"{r[0][1]}-{r[-1][1]}" for r in runs) + "]"
+
+
+# --- times --------------------------------------------------------------------------------------------------
+
+
+def parse_time(text: str) -> float | None:
+    """Seconds since the epoch; None for `Unknown`, `N/A`, `None`, `(null)` and the like."""
+    text = text.strip()
+    if re.fullmatch(r"\d{1,12}", text):
+        return float(text) or None
+    if not re.match(r"\d{4}-", text):
+        return None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def parse_duration(text: str) -> float | None:
+    """Seconds in `[D-]HH:MM:SS` or `MM:SS`; None for `UNLIMITED`, `Partition_Limit` and anything else."""
+    found = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text.strip())
+    if not found:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+# --- records ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What one source said about one incarnation of an allocation.
+
+    `jobid` is the raw id, `display` the id with array task or component (`12_2`, `13+1`). Fields that a
+    source does not know are None, () or "". `raw` is the text that decides, as printed (scontrol: its known
+    lines joined by spaces).
+    """
+
+    source: Source
+    jobid: str
+    display: str
+    state: State
+    state_text: str
+    exit: ExitCode
+    derived: ExitCode | None
+    submit: float | None
+    start: float | None
+    end: float | None
+    user: str
+    cluster: str
+    nodes: tuple[str, ...]
+    raw: str
+    uid: int | None = None
+    batch_host: str = ""
+    time_limit: float | None = None
+    restarts: int | None = None
+
+    @property
+    def terminal(self) -> bool:
+        """Whether this record says that the job is over."""
+        return self.state.terminal
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step's row in accounting; `step` is its raw id, such as `270.0`."""
+
+    step: str
+    state: State
+    state_text: str
+    exit: ExitCode
+    start: float | None
+    end: float | None
+    nodes: tuple[str, ...]
+    raw: str
+
+
+SACCT_FIELDS: Final = (
+    "JobIDRaw",
+    "State",
+    "ExitCode",
+    "DerivedExitCode",
+    "JobID",
+    "Submit",
+    "Start",
+    "End",
+    "User",
+    "Cluster",
+    "NodeList",
+)
+"""Fields that sacct of 21.08 to 25.05 knows and that no user writes. `Restarts` is younger, names are free
+text.
+"""
+
+
+def sacct_argv(jobids: Iterable[str], cluster: str | None = None) -> list[str]:
+    """The query for these jobs, steps and earlier incarnations included.
+
+    `--starttime` is given because sacct's own default depends on its version (midnight, or the epoch with
+    `--jobs`); the epoch costs no more than yesterday, since the rows are found by id.
+    """
+    return [
+        "sacct",
+        "--parsable2",
+        "--noheader",
+        "--duplicates",
+        "--starttime=1970-01-01",
+        *([f"--clusters={cluster}"] if cluster else []),
+        "--jobs=" + ",".join(jobids),
+        "--format=" + ",".join(SACCT_FIELDS),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Accounting:
+    """What sacct knows about one job: the latest incarnation, its steps, how many there were."""
+
+    record: JobRecord | None
+    steps: tuple[StepRecord, ...] = ()
+    incarnations: int = 0
+
+
+def parse_sacct(text: str, jobid: str) -> Accounting:
+    """Read the answer to `sacct_argv` for one job (`123`, `123_4` or `123+1`; a plain id means JobIDRaw).
+
+    Raises `Unreadable` when any line of the answer has another shape than was asked for.
+    """
+    wanted = parse_job_id(jobid)
+    column = "JobIDRaw" if wanted.task is None and wanted.offset is None else "JobID"
+    found: list[tuple[JobRecord, list[StepRecord]]] = []
+    ours = False
+    for line in text.split("\n"):
+        if not line.strip():
+            continue
+        row = _sacct_row(line)
+        if "." not in row["JobIDRaw"]:
+            ours = row[column] == wanted.allocation
+            if ours:
+                found.append((_sacct_job(row, line), []))
+        elif ours:
+            # Steps follow their own incarnation's row.
+            found[-1][1].append(_sacct_step(row, line))
+    if not found:
+        return Accounting(None)
+    record, steps = max(enumerate(found), key=lambda item: (_age(item[1][0]), item[0]))[1]
+    return Accounting(record, tuple(steps), len(found))
+
+
+def _age(record: JobRecord) -> tuple[float, float]:
+    return (record.submit or 0.0, record.start or float("inf"))
+
+
+def _sacct_row(line: str) -> dict[str, str]:
+    fields = line.split("|")
+    if len(fields) != len(SACCT_FIELDS) or not re.fullmatch(r"\d+(\.[\w+]+)?", fields[0]):
+        raise Unreadable(f"sacct printed a line of another shape than asked for: {line[:200]!r}")
+    return dict(zip(SACCT_FIELDS, fields, strict=True))
+
+
+def _sacct_job(row: dict[str, str], line: str) -> JobRecord:
+    return JobRecord(
+        source="sacct",
+        jobid=row["JobIDRaw"],
+        display=row["JobID"],
+        state=parse_state(row["State"]),
+        state_text=row["State"],
+        exit=parse_exit_code(row["ExitCode"]),
+        derived=parse_exit_code(row["DerivedExitCode"]) if row["DerivedExitCode"] else None,
+        submit=parse_time(row["Submit"]),
+        start=parse_time(row["Start"]),
+        end=parse_time(row["End"]),
+        user=row["User"],
+        cluster=row["Cluster"],
+        nodes=_nodes(row["NodeList"]),
+        raw=line,
+    )
+
+
+def _sacct_step(row: dict[str, str], line: str) -> StepRecord:
+    return StepRecord(
+        step=row["JobIDRaw"],
+        state=parse_state(row["State"]),
+        state_text=row["State"],
+        exit=parse_exit_code(row["ExitCode"]),
+        start=parse_time(row["Start"]),
+        end=parse_time(row["End"]),
+        nodes=_nodes(row["NodeList"]),
+        raw=line,
+    )
+
+
+def _nodes(text: str) -> tuple[str, ...]:
+    try:
+        return expand_hostlist(text)
+    except ValueError as error:
+        raise Unreadable(f"Slurm printed a list of nodes that cannot be read: {error}") from None
+
+
+# --- scontrol -----------------------------------------------------------------------------------------------
+
+_KNOWN_LINES: Final = (
+    "UserId",
+    "JobState",
+    "Requeue",
+    "ExitCode",
+    "DerivedExitCode",
+    "RunTime",
+    "SubmitTime",
+    "StartTime",
+    "NodeList",
+    "BatchHost",
+)
+"""First keys of the lines that Slurm fills alone. The reason on the JobState line has its spaces replaced."""
+
+_KNOWN_LINE: Final = re.compile(r"^   ((?:" + "|".join(_KNOWN_LINES) + r")=.*)$", re.MULTILINE)
+_FIRST_LINE: Final = re.compile(
+    r"\n*JobId=(?P<job>\d+) (?:ArrayJobId=(?P<array>\d+) (?:ArrayTaskId=(?P<task>\S+) )?"
+    r"|HetJobId=(?P<het>\d+) HetJobOffset=(?P<offset>\d+) )?JobName="
+)
+
+
+def scontrol_argv(jobid: str, cluster: str | None = None) -> list[str]:
+    """The query for one job's record in the controller's memory, in the multi-line form that `parse_scontrol`
+    needs.
+    """
+    return ["scontrol", *([f"--clusters={cluster}"] if cluster else []), "show", "job", jobid]
+
+
+def parse_scontrol(text: str, jobid: str) -> JobRecord:
+    """Read `scontrol show job JOBID`; raises `Unreadable` when the answer could mean two things (see the
+    top).
+    """
+    wanted = parse_job_id(jobid)
+    head = _FIRST_LINE.match(text)
+    if not head:
+        raise Unreadable("scontrol's answer does not begin with JobId= and JobName=")
+    if len(re.findall(r"^JobId=", text, re.MULTILINE)) != 1:
+        raise Unreadable("scontrol's answer holds several records, or a text that imitates one")
+    display = _display(head)
+    if wanted.allocation not in (head["job"], display):
+        raise Unreadable(f"scontrol answered about job {display}, not about {jobid}")
+    field = _known_fields(text)
+    return JobRecord(
+        source="scontrol",
+        jobid=head["job"],
+        display=display,
+        state=parse_state(_need(field, "JobState")),
+        state_text=_need(field, "JobState"),
+        exit=parse_exit_code(_need(field, "ExitCode")),
+        derived=parse_exit_code(field["DerivedExitCode"]) if "DerivedExitCode" in field else None,
+        submit=parse_time(field.get("SubmitTime", "")),
+        start=parse_time(field.get("StartTime", "")),
+        end=parse_time(field.get("EndTime", "")),
+        user=field.get("UserId", ""),
+        cluster="",
+        nodes=_nodes(field.get("NodeList", "")),
+        raw=f"JobId={head['job']} " + " ".join(found[1] for found in _KNOWN_LINE.finditer(text)),
+        uid=int(field["uid"]) if "uid" in field else None,
+        batch_host=field.get("BatchHost", ""),
+        time_limit=parse_duration(field.get("TimeLimit", "")),
+        restarts=int(field["Restarts"]) if field.get("Restarts", "").isdecimal() else None,
+    )
+
+
+def _display(head: re.Match[str]) -> str:
+    if head["task"]:
+        return f"{head['array']}_{head['task']}"
+    return f"{head['het']}+{head['offset']}" if head["het"] else head["job"]
+
+
+def _need(field: Mapping[str, str], key: str) -> str:
+    if key not in field:
+        raise Unreadable(f"scontrol's answer has no line with {key}=")
+    return field[key]
+
+
+def _known_fields(text: str) -> dict[str, str]:
+    """Fields of the known lines. A key with two different values is refused."""
+    field: dict[str, str] = {}
+    for found in _KNOWN_LINE.finditer(text):
+        for key, value in _line_fields(found[1]):
+            if field.setdefault(key, value) != value:
+                raise Unreadable(
+                    f"scontrol's answer gives {key}= twice: a name or comment imitates Slurm's lines"
+                )
+    return field
+
+
+def _line_fields(line: str) -> list[tuple[str, str]]:
+    if line.startswith("UserId="):
+        # A user's name may hold spaces where a directory service supplies it; the id in brackets ends it.
+        found = re.match(r"UserId=(.*?)\((\d+)\) GroupId=", line)
+        return [("UserId", found[1]), ("uid", found[2])] if found else []
+    return [(key, value) for key, mark, value in (word.partition("=") for word in line.split()) if mark]
+
+
+# --- steps --------------------------------------------------------------------------------------------------
+
+
+def squeue_steps_argv(jobid: str, cluster: str | None = None) -> list[str]:
+    """The query for a job's living steps: the id first, for a step's name is free text."""
+    return [
+        "squeue",
+        *([f"--clusters={cluster}"] if cluster else []),
+        "--steps",
+        "--noheader",
+        f"--jobs={jobid}",
+        "--format=%i|%j",
+    ]
+
+
+def parse_squeue_steps(text: str) -> dict[str, str]:
+    """Step ids by step name. A name that two steps bear is left out: which one is meant cannot be known."""
+    ids: dict[str, list[str]] = {}
+    for line in text.split("\n"):
+        step, mark, name = line.partition("|")
+        if mark and re.fullmatch(r"\d+(?:[_+]\d+)?\.\w+", step.strip()):
+            ids.setdefault(name, []).append(step.strip())
+    return {name: found[0] for name, found in ids.items() if len(found) == 1}
+
+
+# --- environments -------------------------------------------------------------------------------------------
+
+JOB_SCOPED: Final[tuple[tuple[str, str], ...]] = (
+    (r"SLURM_CONF|SLURM_CONF_SERVER|SLURM_JWT", "how to reach the cluster"),
+    (r"SLURM_WORKING_CLUSTER|SLURM_CLUSTER_NAME", "which cluster the allocation is on"),
+    (r"SLURM_JOB_ID|SLURM_JOBID", "which allocation the step belongs to"),
+    (r"SLURM_JOB_(?:NODELIST|NUM_NODES|CPUS_PER_NODE|START_TIME|END_TIME|LICENSES|RESERVATION|DEPENDENCY)",
+     "what the allocation consists of; --nodes is always given, so NUM_NODES cannot widen the step"),
+    (r"SLURM_NODELIST", "the older name of SLURM_JOB_NODELIST, which scripts still read"),
+    (r"SLURM_JOB_(?:NAME|ACCOUNT|PARTITION|QOS|USER|UID|GROUP|GID|COMMENT)", "who asked for it, and where"),
+    (r"SLURM_SUBMIT_(?:DIR|HOST)", "where it was submitted"),
+    (r"SLURM_RESTART_COUNT", "which attempt this is"),
+    (r"SLURM_ARRAY_\w+", "which array, and which of its tasks"),
+    (r"SLURM_HET_SIZE|SLURM_JOB_\w+_HET_GROUP_\d+", "the components of a heterogeneous job"),
+)  # fmt: skip
+"""Variables that srun and the ranks keep: facts about the allocation, equal on all of its nodes, with the
+reason.
+
+Everything else that begins with a prefix of `SCHEDULER_PREFIXES` goes. Source: the input and output variables
+in srun(1) and sbatch(1). What goes, and why: options of another srun or of sbatch that would silently become
+options of this step (SLURM_NTASKS*, SLURM_CPUS_PER_*, SLURM_MEM_PER_*, SLURM_CPU_BIND*, SLURM_GPUS*,
+SLURM_TRES_PER_TASK, SLURM_DISTRIBUTION, SLURM_EXPORT_ENV, SLURM_WAIT, SRUN_*, SBATCH_*, SALLOC_*); options
+that soil or move the control channel (SLURM_LABELIO, SLURM_STDOUTMODE, SLURM_UNBUFFEREDIO, SLURM_OPEN_MODE);
+facts about another step, task or node (SLURM_STEP_*, SLURM_PROCID, SLURM_NODEID, SLURM_JOB_GPUS,
+SLURMD_NODENAME, PMI*, PMIX*), which Slurm sets anew.
+"""
+
+SCHEDULER_PREFIXES: Final = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI_", "PMI2_", "PMIX_")
+_JOB_SCOPED: Final = re.compile("|".join(f"(?:{pattern})" for pattern, _ in JOB_SCOPED))
+
+NODE_BOUND: Final = frozenset({"VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT"})
+"""The virtual environment of the shell that started us: it need not exist on the nodes, and a tool that
+believes in it (uv, pip) would fail or install there. PATH, PYTHONPATH and PYTHONHOME are the user's and stay:
+a directory that is missing in PATH is skipped, and the agent runs isolated (`python -I`).
+"""
+
+
+def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """srun's own environment: the user's variables, and of the scheduler's those that describe the
+    allocation.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in NODE_BOUND and (not name.startswith(SCHEDULER_PREFIXES) or _JOB_SCOPED.fullmatch(name))
+    }
+
+
+_QUERY_KEEPS: Final = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS"})
+_QUERY_PREFIXES: Final = (*SCHEDULER_PREFIXES, "SACCT_", "SQUEUE_", "SCONTROL_", "SCANCEL_")
+
+
+def query_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for sacct, scontrol, squeue and scancel.
+
+    Variables such as SQUEUE_PARTITION or SCANCEL_STATE are filters that nobody would see in the command line,
+    and SACCT_FORMAT or SLURM_TIME_FORMAT change the answer's shape: they go. Messages are in English, times
+    are epochs.
+    """
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name in _QUERY_KEEPS or not name.startswith(_QUERY_PREFIXES)
+    }
+    return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
