@@ -1,48 +1,54 @@
 """The plan: what a job is made of, and every rule that a plan must obey.
 
-A plan arrives as plain data (a parsed TOML file) and leaves as frozen dataclasses, or as a list of everything that is
-wrong with it. There is one source of truth: each field of the dataclasses below is annotated with a `Rule` (its kind
-with bounds, what it is for, and its place in the file when that differs). From these annotations come
+A plan arrives as plain data (a parsed TOML file) and leaves as frozen dataclasses, or as a list of everything
+that is wrong with it. There is one source of truth: each field of the dataclasses below is annotated with a
+`Rule` (its kind with bounds, what it is for, and its place in the file when that differs). From these come
 
-* the reader (`parse_plan`), which walks the data and the annotations side by side and never stops at the first error,
-* the messages, which always say where, what was found and what was expected, and suggest a key for an unknown one,
+* the reader (`parse_plan`), which walks data and annotations side by side and never stops at the first error,
+* the messages, which say where, what was found and what was expected, and suggest a key for an unknown one,
 * the JSON Schema (`schema`), for editors and other programs.
 
-What no single field can know (ranks without a gap, a coordinator that exists, two nodes that would write the same file)
-is in `CROSS_RULES` at the end, a list of functions over the values that could be read: a rule that needs a value which is
-itself wrong keeps quiet, so that one mistake is told once.
+What no single field can know (ranks without a gap, a coordinator that exists, two nodes that would write the
+same file) is in `CROSS_RULES`, functions over the values that could be read: a rule that needs a value which
+is itself wrong keeps quiet, so that one mistake is told once.
 
-Strings may hold substitutions, `{jobid}` and its like, written `{{` and `}}` where a brace is meant. A word that is not
-in the list is an error here, before anything starts, and never an empty string in a command.
+Strings may hold substitutions, `{jobid}` and its like, and `{{` and `}}` where a brace is meant. A word that
+is not in the list is an error here, before anything starts, and never an empty string in a command.
 
 Types are strict: `true` is not 1, 1.5 is no number of nodes, and a duration is a finite number of seconds.
 No I/O happens here: reading files is the caller's business.
 """
 
 # No `from __future__ import annotations`: the rules live in the annotations and are read from them.
-import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 RUN_WORDS: Final = ("jobid", "run_dir", "logs", "nodes", "coordinator_node")
 """Substitutions known everywhere in a run; `coordinator_node` only in a plan that has a coordinator."""
 RANK_WORDS: Final = ("rank", "node", "role")
-"""Substitutions known only where one rank is meant: a role's command, env and cwd, an artifact with per = "node"."""
+"""Known only where one rank is meant: a role's command, env and cwd, an artifact with per = "node"."""
 
 MAX_NODES: Final = 65_536
-DAY: Final = 86_400.0
 
+# Lists of words, kept as text: they read better.
 SIGNALS: Final = tuple(
-    "HUP INT QUIT ILL TRAP ABRT BUS FPE USR1 SEGV USR2 PIPE ALRM TERM XCPU XFSZ VTALRM PROF WINCH IO PWR SYS".split()
+    """HUP INT QUIT ILL TRAP ABRT BUS FPE USR1 SEGV USR2 PIPE ALRM TERM XCPU XFSZ VTALRM PROF WINCH IO PWR
+    SYS""".split()  # noqa: SIM905
 )
-"""Signals that a program can catch and that end it (or are given that meaning by it). Not KILL, not STOP."""
+"""Signals that a program can catch (signal(7)) and that may mean its end. Not KILL, not STOP."""
+
+OWN_SRUN_OPTIONS: Final = tuple(
+    """output error input open-mode label unbuffered pty multi-prog job-name nodes nodelist relative ntasks
+    ntasks-per-node wait kill-on-bad-exit jobid export export-file o e i l u J N w r n W K""".split()  # noqa: SIM905
+)
+"""Options of a step's srun that are the supervisor's: they place the step, name it, or carry its channel."""
 
 
-# ---------------------------------------------------------------------------------------------------------- errors
+# ----------------------------------------------------------------------------------------------------- errors
 
 
 class PlanError(NamedTuple):
@@ -56,7 +62,9 @@ class PlanError(NamedTuple):
     def text(self, source: str) -> str:
         """`file:line: key.path: found ...; expected ...`, without the parts that are not known."""
         where = f"{source}:{self.line}" if self.line else source
-        return ": ".join(filter(None, (where, self.key_path, f"found {self.found}; expected {self.expected}")))
+        return ": ".join(
+            filter(None, (where, self.key_path, f"found {self.found}; expected {self.expected}"))
+        )
 
 
 class PlanErrors(Exception):
@@ -75,7 +83,7 @@ class SubstitutionError(ValueError):
     """A string holds an unknown substitution or a brace that stands alone."""
 
 
-# --------------------------------------------------------------------------------------------------- substitutions
+# ---------------------------------------------------------------------------------------------- substitutions
 
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
@@ -117,7 +125,7 @@ def words_in(text: str) -> tuple[str, ...]:
     return tuple(noted)
 
 
-# ----------------------------------------------------------------------------------------------------------- kinds
+# ------------------------------------------------------------------------------------------------------ kinds
 
 
 def show(value: object) -> str:
@@ -129,7 +137,7 @@ def show(value: object) -> str:
     try:
         text = json.dumps(value, default=str)
     except (ValueError, RecursionError):
-        text = type(value).__name__
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 72 else f"{text[:68]} ..."
 
 
@@ -139,11 +147,22 @@ def join(at: str, key: str) -> str:
     return f"{at}.{name}" if at else name
 
 
+def _like(word: str, known: Iterable[str]) -> str:
+    """`; did you mean x?`, or nothing when no known word is near."""
+    import difflib  # only a wrong plan needs it
+
+    near = difflib.get_close_matches(word, known, 1, 0.6)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 class _Wrong:
     """The type of WRONG: what a reader returns after it has said what is wrong."""
 
 
 WRONG: Final = _Wrong()
+Draft = dict[str, Any]
+"""Values that could be read, by field name; WRONG where one could not."""
+Schema = dict[str, Any]
 
 
 class Reader:
@@ -159,255 +178,152 @@ class Reader:
 
 
 class Kind:
-    """What a value may be: `read` returns it (normalised) or WRONG, `expected` and `schema` describe it."""
+    """What a value may be. `convert` returns it (normalised) or WRONG; `schema` tells programs the same."""
 
-    expected = ""
-
-    def read(self, reader: Reader, at: str, value: Any) -> Any:
-        raise NotImplementedError
-
-    def schema(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-
-class Flag(Kind):
-    expected = "true or false"
+    def __init__(
+        self, expected: str, schema: Schema, convert: Callable[[Any], Any] = lambda value: value
+    ) -> None:
+        self.expected, self.schema, self.convert = expected, schema, convert
 
     def read(self, reader: Reader, at: str, value: Any) -> Any:
-        return value if isinstance(value, bool) else reader.say(at, value, self.expected)
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "boolean"}
-
-
-class Number(Kind):
-    """A finite number low..high; whole ones only when `whole`. Booleans are no numbers."""
-
-    def __init__(self, low: float | None, high: float | None, what: str = "a number of seconds", whole: bool = False):
-        self.low, self.high, self.whole = low, high, whole
-        bounds = "" if low is None else f", {low:g} or more" if high is None else f", {low:g}..{high:g}"
-        self.expected = what + bounds
-
-    def read(self, reader: Reader, at: str, value: Any) -> Any:
-        right = isinstance(value, int if self.whole else int | float) and not isinstance(value, bool)
-        if not right or not math.isfinite(value):
-            return reader.say(at, value, self.expected)
-        if (self.low is not None and value < self.low) or (self.high is not None and value > self.high):
-            return reader.say(at, value, self.expected)
-        return value if self.whole else float(value)
-
-    def schema(self) -> dict[str, Any]:
-        bounds = {"minimum": self.low, "maximum": self.high}
-        return {
-            "type": "integer" if self.whole else "number",
-            **{k: v for k, v in bounds.items() if v is not None},
-        }
+        """The value, or WRONG once `reader` knows why not."""
+        read = self.convert(value)
+        return reader.say(at, value, self.expected) if read is WRONG else read
 
 
-class Choice(Kind):
+def _fits(value: Any, low: float | None, high: float | None, whole: bool) -> bool:
+    """A finite number within the bounds (None: no bound). Booleans are no numbers."""
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        return False
+    low, high = (-1e300 if low is None else low), (1e300 if high is None else high)
+    return low <= value <= high  # false for nan, and for infinity
+
+
+def number(
+    low: float | None, high: float | None, what: str = "a number of seconds", whole: bool = False
+) -> Kind:
+    """A finite number low..high (None: no bound); `whole`: an integer. It is not converted."""
+    text = [
+        "" if bound is None else f"{bound:.0f}" if bound == int(bound) else str(bound)
+        for bound in (low, high)
+    ]
+    expected = what + (f", {'..'.join(text)}" if text[1] else f", {text[0]} or more" if text[0] else "")
+    schema: Schema = {"type": "integer" if whole else "number"}
+    schema |= {} if low is None else {"minimum": low}
+    schema |= {} if high is None else {"maximum": high}
+    return Kind(expected, schema, lambda value: value if _fits(value, low, high, whole) else WRONG)
+
+
+def choice(*words: str, prefix: str = "") -> Kind:
     """One of a few words; `prefix` is dropped from the value first (SIGTERM is TERM)."""
 
-    def __init__(self, *words: str, prefix: str = "") -> None:
-        self.words, self.prefix = words, prefix
-        self.expected = " or ".join(map(show, words)) if len(words) < 4 else "one of " + ", ".join(words)
+    def convert(value: Any) -> Any:
+        word = value.removeprefix(prefix) if isinstance(value, str) else value
+        return word if isinstance(word, str) and word in words else WRONG
 
-    def read(self, reader: Reader, at: str, value: Any) -> Any:
-        word = value.removeprefix(self.prefix) if isinstance(value, str) else None
-        return word if word in self.words else reader.say(at, value, self.expected)
-
-    def schema(self) -> dict[str, Any]:
-        return {"enum": [*self.words, *(self.prefix + word for word in self.words if self.prefix)]}
+    expected = " or ".join(map(show, words)) if len(words) < 4 else f"one of {', '.join(words)}"
+    return Kind(expected, {"enum": [*words, *(prefix + word for word in words if prefix)]}, convert)
 
 
 class Text(Kind):
-    """A printable string. `words`: the substitutions it may use (None: braces are plain characters).
+    """A printable string. `words`: the substitutions that it may use (None: braces are plain characters).
 
-    `lines` lets newlines and tabs through (scripts as an argument), `empty` the empty string.
+    `lines` lets newlines and tabs through (a script as an argument), `empty` the empty string.
     """
 
     def __init__(
         self,
         expected: str = "a non-empty string without control characters",
         *,
-        pattern: str | None = None,
+        pattern: str = ".*",
         words: tuple[str, ...] | None = None,
         lines: bool = False,
         empty: bool = False,
     ) -> None:
-        self.expected, self.pattern, self.words, self.lines, self.empty = expected, pattern, words, lines, empty
+        def convert(value: Any) -> Any:
+            if not isinstance(value, str) or not (value or empty):
+                return WRONG
+            plain = value.translate({9: " ", 10: " "}) if lines else value
+            return value if plain.isprintable() and re.fullmatch(pattern, plain) else WRONG
 
-    def read(self, reader: Reader, at: str, value: Any) -> Any:
-        if not isinstance(value, str) or not (value or self.empty):
-            return reader.say(at, value, self.expected)
-        plain = value.translate({9: " ", 10: " "}) if self.lines else value
-        if not plain.isprintable() or (self.pattern and not re.fullmatch(self.pattern, value)):
-            return reader.say(at, value, self.expected)
-        return value if self.words is None else self._words(reader, at, value, self.words)
-
-    def _words(self, reader: Reader, at: str, value: str, known: tuple[str, ...]) -> Any:
-        try:
-            used = words_in(value)
-        except SubstitutionError as error:
-            return reader.say(at, value, f"substitutions in pairs of braces ({error})")
-        reader.uses += [(at, word) for word in used]
-        strange = [word for word in used if word not in known]
-        if not strange:
-            return value
-        listed = " ".join(f"{{{word}}}" for word in known)
-        return reader.say(at, f"{{{strange[0]}}}", f"{listed}{_like(strange[0], known)}; {{{{ stands for a brace")
-
-    def schema(self) -> dict[str, Any]:
-        pattern = {"pattern": f"^(?:{self.pattern})$"} if self.pattern else {}
-        return {"type": "string", **({} if self.empty else {"minLength": 1}), **pattern}
-
-
-class Path(Text):
-    """A path that climbs nowhere: no `..`, no empty component.
-
-    `anchor`: "relative" to something that the field's description names; "absolute", which `{run_dir}` and `{logs}`
-    are; or "any" of both.
-    """
-
-    def __init__(self, anchor: Literal["relative", "absolute", "any"], words: tuple[str, ...] | None = None) -> None:
-        start = {
-            "relative": "a relative path",
-            "absolute": "an absolute path (or one that starts with {run_dir} or {logs})",
-            "any": "a path",
-        }
-        self.anchor = anchor
-        super().__init__(f"{start[anchor]} without .., empty parts or control characters", words=words)
+        schema = {"type": "string"} | ({} if empty else {"minLength": 1})
+        super().__init__(
+            expected, schema if pattern == ".*" else {**schema, "pattern": f"^(?:{pattern})$"}, convert
+        )
+        self.words, self.pattern = words, pattern
 
     def read(self, reader: Reader, at: str, value: Any) -> Any:
         text = super().read(reader, at, value)
-        if text is WRONG:
-            return WRONG
-        absolute = re.match(r"/|\{(run_dir|logs)\}(/|$)", text) is not None
-        inner = text[1:] if text.startswith("/") else text
-        climbs = any(part in ("", ".", "..") for part in inner.split("/")) and text not in ("/", ".")
-        later = self.anchor == "relative" and re.search(r"\{(run_dir|logs)\}", text)
-        if climbs or later or self.anchor == ("relative" if absolute else "absolute"):
-            return reader.say(at, text, self.expected)
+        if text is WRONG or self.words is None:
+            return text
+        try:
+            used = words_in(text)
+        except SubstitutionError as error:
+            return reader.say(at, value, f"braces in pairs ({error})")
+        reader.uses += [(at, word) for word in used]
+        for word in (word for word in used if word not in self.words):
+            known = " ".join(f"{{{each}}}" for each in self.words) or "no substitution"
+            reader.errors.append(
+                PlanError(at, f"{{{word}}}", f"{known}{_like(word, self.words)} ({{{{ is a brace)")
+            )
         return text
 
 
-class List(Kind):
-    """A list of one kind, as a tuple; at least `least` long; the first one non-empty when it is a command."""
+_CLIMBS = r"(?!.*(?:^|/)\.{1,2}(?:/|$))(?!.+//)(?!.+/$)"
+_PATHS: Final = {
+    "relative": ("a relative path", _CLIMBS + r"(?!/).*"),
+    "absolute": (
+        "an absolute path, or one that starts with {run_dir} or {logs},",
+        _CLIMBS + r"(/|\{(run_dir|logs)\}).*",
+    ),
+    "any": ("a path", _CLIMBS + ".*"),
+}
 
-    def __init__(self, item: Kind, least: int = 0, what: str = "a list", command: bool = False) -> None:
-        self.item, self.least, self.command, self.expected = item, least, command, what
+
+def climbless(anchor: Literal["relative", "absolute", "any"], words: tuple[str, ...]) -> Text:
+    """A path that climbs nowhere: no `.` or `..`, no empty part. `{run_dir}` and `{logs}` are absolute."""
+    start, pattern = _PATHS[anchor]
+    known = tuple(word for word in words if anchor != "relative" or word not in ("run_dir", "logs"))
+    return Text(f"{start} without . or .., empty parts or control characters", pattern=pattern, words=known)
+
+
+class List(Kind):
+    """A list of one kind, as a tuple, at least `least` long."""
+
+    def __init__(self, item: Kind, least: int = 0, what: str = "a list") -> None:
+        self.item, self.least = item, least
+        super().__init__(
+            what, {"type": "array", "items": item.schema} | ({"minItems": least} if least else {})
+        )
 
     def read(self, reader: Reader, at: str, value: Any) -> Any:
         if not isinstance(value, list | tuple) or len(value) < self.least:
             return reader.say(at, value, self.expected)
-        if self.command and value[0] == "":
-            return reader.say(f"{at}[0]", value[0], "the name of a program")
         items = tuple(self.item.read(reader, f"{at}[{i}]", each) for i, each in enumerate(value))
         return WRONG if WRONG in items else items
 
-    def schema(self) -> dict[str, Any]:
-        return {"type": "array", "items": self.item.schema(), **({"minItems": self.least} if self.least else {})}
-
 
 class Names(Kind):
-    """A table whose keys the plan chooses and whose values are of one kind, as a dict."""
+    """A table whose keys the plan chooses (`key`, a pattern) and whose values are of one kind, as a dict."""
 
-    def __init__(self, key: str, what: str, item: Kind, least: int = 0, reserved: tuple[str, ...] = ()) -> None:
-        self.key, self.what, self.item, self.least, self.reserved = key, what, item, least, reserved
-        self.expected = f"a table with {what} as keys"
+    def __init__(self, key: str, what: str, item: Kind, least: int = 0) -> None:
+        self.key, self.what, self.item, self.least = key, what, item, least
+        schema: Schema = {"type": "object", "propertyNames": {"pattern": f"^(?:{key})$"}}
+        schema |= {"additionalProperties": item.schema} | ({"minProperties": least} if least else {})
+        super().__init__(f"a table with {what} as keys", schema)
 
     def read(self, reader: Reader, at: str, value: Any) -> Any:
         if not isinstance(value, dict) or len(value) < self.least:
             return reader.say(at, value, self.expected)
-        read: dict[str, Any] = {}
-        for key, each in value.items():
-            here = join(at, str(key))
-            if not isinstance(key, str) or not re.fullmatch(self.key, key) or not key.isprintable():
-                reader.say(here, key, self.what)
-            elif key.startswith(self.reserved) and self.reserved:
-                reader.say(here, key, f"a name that does not start with {' or '.join(self.reserved)}")
-            else:
-                read[key] = self.item.read(reader, here, each)
-        return read
-
-    def schema(self) -> dict[str, Any]:
-        return {
-            "type": "object",
-            "propertyNames": {"pattern": f"^(?:{self.key})$"},
-            "additionalProperties": self.item.schema(),
-            **({"minProperties": self.least} if self.least else {}),
+        strange = [key for key in value if not (key.isprintable() and re.fullmatch(self.key, key))]
+        for key in strange:
+            reader.say(join(at, key), key, self.what)
+        read = {
+            key: self.item.read(reader, join(at, key), each)
+            for key, each in value.items()
+            if key not in strange
         }
-
-
-class Nodes(Kind):
-    """How many nodes (the scheduler chooses which), or their names."""
-
-    expected = f"a number of nodes, 1..{MAX_NODES}, or a list of different node names"
-    name = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-
-    def read(self, reader: Reader, at: str, value: Any) -> Any:
-        if not isinstance(value, list | tuple) or not value:
-            return Number(1, MAX_NODES, self.expected, whole=True).read(reader, at, value)
-        item = Text("the name of a node (letters, digits, . _ -)", pattern=self.name)
-        names = List(item).read(reader, at, value)
-        if names is WRONG:
-            return WRONG
-        twice = sorted({name for name in names if names.count(name) > 1})
-        return reader.say(at, twice[0], "each node once") if twice else names
-
-    def schema(self) -> dict[str, Any]:
-        names = {"type": "array", "items": {"type": "string", "pattern": f"^{self.name}$"}, "minItems": 1}
-        return {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_NODES}, {**names, "uniqueItems": True}]}
-
-
-class Ranks(Kind):
-    """Rank numbers: one (`3`), a list (`[0, 1]`) or ranges (`"0-1,3"`), as a sorted tuple."""
-
-    expected = 'rank numbers: one (3 is rank 3), a list ([0, 1]) or ranges ("0-1,3")'
-    ranges = r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*"
-
-    def read(self, reader: Reader, at: str, value: Any) -> Any:
-        one = Number(0, MAX_NODES - 1, "a rank number", whole=True)
-        if isinstance(value, str):
-            ranks = self._ranges(value)
-        elif isinstance(value, list | tuple):
-            ranks = list(value)
-        else:
-            ranks = [value] if isinstance(value, int) else []
-        if not ranks:
-            return reader.say(at, value, self.expected)
-        if WRONG in [one.read(reader, at, rank) for rank in ranks]:
-            return WRONG
-        twice = [rank for rank, next_one in zip(sorted(ranks), sorted(ranks)[1:], strict=False) if rank == next_one]
-        return reader.say(at, f"rank {twice[0]} twice", "each rank once") if twice else tuple(sorted(ranks))
-
-    def _ranges(self, text: str) -> list[int]:
-        if not re.fullmatch(self.ranges, text):
-            return []
-        ranks: list[int] = []
-        for part in text.split(","):
-            first, _, last = part.partition("-")
-            if int(last or first) < int(first):
-                return []
-            ranks += range(int(first), int(last or first) + 1)
-        return ranks
-
-    def schema(self) -> dict[str, Any]:
-        one = {"type": "integer", "minimum": 0, "maximum": MAX_NODES - 1}
-        many = {"type": "array", "items": one, "minItems": 1, "uniqueItems": True}
-        return {"anyOf": [one, many, {"type": "string", "pattern": f"^{self.ranges}$"}]}
-
-
-class Scalar(Kind):
-    """What a JSON field can be compared with."""
-
-    expected = "a string, a finite number, true or false"
-
-    def read(self, reader: Reader, at: str, value: Any) -> Any:
-        right = isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
-        return value if right else reader.say(at, value, self.expected)
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": ["string", "number", "boolean"]}
+        return WRONG if strange else read
 
 
 class Rule(NamedTuple):
@@ -424,220 +340,284 @@ class Rule(NamedTuple):
 
 
 class Field(NamedTuple):
+    """One row of a table of rules; `default` is MISSING when the field must be given."""
+
     name: str
     rule: Rule
-    default: Any  # MISSING: the field must be given
+    default: Any
 
 
-def rules_of(shape: type) -> tuple[Field, ...]:
+def rules_of(shape: Any) -> tuple[Field, ...]:
     """The table of fields of one of the dataclasses below, read from its annotations."""
 
-    def default(item: Any) -> Any:
-        return item.default if item.default_factory is MISSING else item.default_factory()
+    def row(item: Any) -> Field:
+        default = item.default if item.default_factory is MISSING else item.default_factory()
+        return Field(item.name, item.type.__metadata__[0], default)
 
-    return tuple(
-        Field(item.name, item.type.__metadata__[0], default(item))
-        for item in fields(shape)
-        if not item.type.__metadata__[0].key
-    )
-
-
-def _like(word: str, known: tuple[str, ...]) -> str:
-    """`; did you mean x?`, or nothing when no known word is near."""
-    near = difflib.get_close_matches(word, known, 1, 0.6)
-    return f"; did you mean {near[0]}?" if near else ""
+    return tuple(each for each in map(row, fields(shape)) if not each.rule.key)
 
 
 class Table(Kind):
-    """A table with known keys. Read as a dict of what could be read, defaults included; or, given a `shape`, as that
-    dataclass (then WRONG if anything in it is)."""
+    """A table with known keys. Read as a dict of what could be read, defaults included; or, given a `shape`,
+    as that dataclass (then WRONG if anything in it is)."""
 
-    def __init__(self, table: tuple[Field, ...], what: str = "a table", shape: type | None = None) -> None:
-        self.table, self.expected, self.shape = table, what, shape
+    def __init__(
+        self, table: tuple[Field, ...], what: str = "a table", shape: Callable[..., Any] | None = None
+    ) -> None:
+        self.table, self.shape = table, shape
+        keys = {item.name: {"description": item.rule.doc, **item.rule.kind.schema} for item in table}
+        for item in table:
+            if isinstance(item.default, bool | int | float | str):
+                keys[item.name]["default"] = item.default
+        needed = [item.name for item in table if item.default is MISSING]
+        schema: Schema = {"type": "object", "properties": keys, "additionalProperties": False}
+        super().__init__(what, schema | ({"required": needed} if needed else {}))
 
     def read(self, reader: Reader, at: str, value: Any) -> Any:
         if not isinstance(value, dict):
             return reader.say(at, value, self.expected)
         errors = len(reader.errors)
-        known = tuple(item.name for item in self.table)
-        for key in value:
-            if key not in known:
-                hint = _like(str(key), known) or f", one of {', '.join(known)}"
-                reader.errors.append(PlanError(join(at, str(key)), "an unknown key", f"a known key{hint}"))
+        known = [item.name for item in self.table]
+        for key in (str(key) for key in value if key not in known):
+            hint = _like(key, known) or f", one of {', '.join(known)}"
+            reader.errors.append(PlanError(join(at, key), "an unknown key", f"a known key{hint}"))
         read = {item.name: self._field(reader, join(at, item.name), item, value) for item in self.table}
         if self.shape is None:
             return read
         return WRONG if len(reader.errors) > errors else self.shape(**read)
 
-    def _field(self, reader: Reader, at: str, item: Field, value: dict[str, Any]) -> Any:
+    def _field(self, reader: Reader, at: str, item: Field, value: Draft) -> Any:
         if item.name in value:
             return item.rule.kind.read(reader, at, value[item.name])
-        if item.default is not MISSING:
-            return item.default
-        reader.errors.append(PlanError(at, "nothing", item.rule.kind.expected))
-        return WRONG
-
-    def schema(self) -> dict[str, Any]:
-        properties = {item.name: {"description": item.rule.doc, **item.rule.kind.schema()} for item in self.table}
-        for item in self.table:
-            if isinstance(item.default, bool | int | float | str):
-                properties[item.name]["default"] = item.default
-        needed = [item.name for item in self.table if item.default is MISSING]
-        return {
-            "type": "object",
-            "properties": properties,
-            "additionalProperties": False,
-            **({"required": needed} if needed else {}),
-        }
+        if item.default is MISSING:
+            reader.errors.append(PlanError(at, "nothing", item.rule.kind.expected))
+            return WRONG
+        return item.default
 
 
-class Coordinator(Kind):
-    """`rank = N`, or `role = "x"` for a role with exactly one rank: read as the number or the name."""
+class Command(List):
+    """A list of strings whose first names a program."""
 
-    table = (
-        Field("rank", Rule(Number(0, MAX_NODES - 1, "a rank number", whole=True), "the coordinator's rank"), None),
-        Field("role", Rule(Text("the name of a role"), "or the coordinator's role, which has exactly one rank"), None),
-    )
-    expected = 'a table with either rank = N or role = "NAME"'
+    def __init__(self) -> None:
+        super().__init__(ARGUMENT, 1, "a list of strings, the program first")
 
     def read(self, reader: Reader, at: str, value: Any) -> Any:
-        table = Table(self.table, self.expected).read(reader, at, value)
+        if isinstance(value, list | tuple) and value and value[0] == "":
+            return reader.say(f"{at}[0]", "", "the name of a program")
+        return super().read(reader, at, value)
+
+
+class Coordinator(Table):
+    """`rank = N`, or `role = "x"` for a role with exactly one rank: read as the number or the name."""
+
+    def __init__(self) -> None:
+        rank, role = (
+            Rule(RANK, "the coordinator's rank"),
+            Rule(NAME, "or its role, which has exactly one rank"),
+        )
+        what = 'a table with either rank = N or role = "NAME"'
+        super().__init__((Field("rank", rank, None), Field("role", role, None)), what)
+        self.schema |= {"minProperties": 1, "maxProperties": 1}
+
+    def read(self, reader: Reader, at: str, value: Any) -> Any:
+        table = super().read(reader, at, value)
         if table is WRONG or WRONG in table.values():
             return WRONG
         given = [each for each in table.values() if each is not None]
         return given[0] if len(given) == 1 else reader.say(at, value, self.expected)
 
-    def schema(self) -> dict[str, Any]:
-        return {**Table(self.table).schema(), "minProperties": 1, "maxProperties": 1}
+
+def _nodes(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        return value if _fits(value, 1, MAX_NODES, True) else WRONG
+    names = [name for name in value if isinstance(name, str) and re.fullmatch(_NODE, name)]
+    return tuple(names) if value and len(set(names)) == len(value) else WRONG
 
 
-# ----------------------------------------------------------------------------------------------------- dataclasses
+def _rank_numbers(value: Any) -> Any:
+    ranks: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
+    if isinstance(value, str):
+        parts = [part.partition("-") for part in value.split(",")] if re.fullmatch(_RANGES, value) else []
+        ranks = [rank for first, _, last in parts for rank in range(int(first), int(last or first) + 1)]
+    right = bool(ranks) and all(_fits(rank, 0, MAX_NODES - 1, True) for rank in ranks)
+    return tuple(sorted(ranks)) if right and len(set(ranks)) == len(ranks) else WRONG
 
-NAME: Final = r"[A-Za-z0-9_-]+"
-_name = Text("a name of letters, digits, _ and -", pattern=NAME)
-_everywhere = RUN_WORDS + RANK_WORDS
-_limit = Number(1, 30 * DAY)
+
+_NODE: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_RANGES: Final = r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*"
+_EVERYWHERE: Final = RUN_WORDS + RANK_WORDS
+
+FLAG: Final = Kind(
+    "true or false", {"type": "boolean"}, lambda value: value if isinstance(value, bool) else WRONG
+)
+SCALAR: Final = Kind(
+    "a string, a finite number, true or false",
+    {"type": ["string", "number", "boolean"]},
+    lambda value: value if isinstance(value, str | bool) or _fits(value, None, None, False) else WRONG,
+)
+NAME: Final = Text("a name of letters, digits, _ and -", pattern="[A-Za-z0-9_-]+")
+RANK: Final = number(0, MAX_NODES - 1, "a rank number", whole=True)
+LIMIT: Final = number(1, 30 * 86_400)
+ARGUMENT: Final = Text("a string without control characters", words=_EVERYWHERE, lines=True, empty=True)
+ENV: Final = Names(
+    r"(?!ALLOCD_|SLURM_)[A-Za-z_][A-Za-z0-9_]*",
+    "names of environment variables (ALLOCD_ and SLURM_ are taken)",
+    ARGUMENT,
+)
+NODES: Final = Kind(
+    f"a number of nodes, 1..{MAX_NODES}, or a list of different node names",
+    {
+        "anyOf": [
+            {"type": "integer", "minimum": 1, "maximum": MAX_NODES},
+            {
+                "type": "array",
+                "items": {"type": "string", "pattern": f"^{_NODE}$"},
+                "minItems": 1,
+                "uniqueItems": True,
+            },
+        ]
+    },
+    _nodes,
+)
+RANKS: Final = Kind(
+    'different rank numbers: one (3 is rank 3), a list ([0, 1]) or ranges ("0-1,3")',
+    {
+        "anyOf": [
+            RANK.schema,
+            {"type": "array", "items": RANK.schema, "minItems": 1, "uniqueItems": True},
+            {"type": "string", "pattern": f"^{_RANGES}$"},
+        ]
+    },
+    _rank_numbers,
+)
+DIRECTORY: Final = Text(
+    "a directory (no substitutions; ~ and $ are not expanded in a plan)", pattern=r"[^~$].*", words=()
+)
+SRUN_OPTION: Final = Text(
+    "an option in one piece (--name=value) that the supervisor does not set itself",
+    pattern=f"-(?!-?(?:{'|'.join(OWN_SRUN_OPTIONS)})(?:=|$)).+",
+    words=RUN_WORDS,
+)
+
+
+# ------------------------------------------------------------------------------------------------ dataclasses
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
     """Ranks that run the same command; rank r runs on the run's node number r."""
 
-    name: Annotated[str, Rule(_name, "the key of the role's table", key=True)]
-    ranks: Annotated[tuple[int, ...], Rule(Ranks(), "the role's ranks, sorted; one rank a node")]
-    command: Annotated[
-        tuple[str, ...],
-        Rule(
-            List(
-                Text("a string without control characters", words=_everywhere, lines=True, empty=True),
-                1,
-                "a list of strings, the program first",
-                command=True,
-            ),
-            "the program and its arguments; no shell reads it",
-        ),
-    ]
-    env: Annotated[
-        dict[str, str],
-        Rule(
-            Names(
-                r"[A-Za-z_][A-Za-z0-9_]*",
-                "names of environment variables",
-                Text("a string without control characters", words=_everywhere, lines=True, empty=True),
-                reserved=("ALLOCD_", "SLURM_"),
-            ),
-            "variables set for the command",
-        ),
-    ] = field(default_factory=dict)
-    cwd: Annotated[str | None, Rule(Path("absolute", _everywhere), "working directory; default: the engine's")] = None
+    name: Annotated[str, Rule(NAME, "the key of the role's table", key=True)]
+    ranks: Annotated[tuple[int, ...], Rule(RANKS, "the role's ranks, sorted; one rank a node")]
+    command: Annotated[tuple[str, ...], Rule(Command(), "the program and its arguments; no shell reads them")]
+    env: Annotated[dict[str, str], Rule(ENV, "variables set for the command")] = field(default_factory=dict)
+    cwd: Annotated[
+        str | None,
+        Rule(climbless("absolute", _EVERYWHERE), "working directory; default: where the run was started"),
+    ] = None
     stop_signal: Annotated[
-        str, Rule(Choice(*SIGNALS, prefix="SIG"), "the signal that asks the ranks to end, without SIG")
+        str, Rule(choice(*SIGNALS, prefix="SIG"), "asks the ranks to end; read without SIG")
     ] = "TERM"
-    grace: Annotated[float, Rule(Number(0, 3600), "seconds between the stop signal and KILL")] = 30.0
-    critical: Annotated[bool, Rule(Flag(), "a failure of these ranks fails the run")] = True
-    may_finish: Annotated[bool, Rule(Flag(), "these ranks may end with 0 before the run may end")] = False
+    grace: Annotated[float, Rule(number(0, 3600), "seconds from the stop signal to KILL")] = 30.0
+    critical: Annotated[bool, Rule(FLAG, "a failure of these ranks fails the run")] = True
+    may_finish: Annotated[bool, Rule(FLAG, "these ranks may end with 0 before the run may end")] = False
     agent: Annotated[
-        Literal["on", "off"], Rule(Choice("on", "off"), "off: srun starts the command itself, without an agent")
+        Literal["on", "off"],
+        Rule(choice("on", "off"), "off: srun starts the command itself, without an agent"),
     ] = "on"
     srun_options: Annotated[
-        tuple[str, ...],
-        Rule(
-            List(Text("an option that starts with -", pattern="-.+", words=RUN_WORDS)),
-            "further options of the step's srun, each with its value: --name=value",
-        ),
+        tuple[str, ...], Rule(List(SRUN_OPTION), "further options of the step's srun")
     ] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FieldRule:
-    """What one field of a JSON file must be; the rules that are given must all hold."""
+    """What one field of a JSON file must be; all the rules that are given must hold."""
 
-    exists: Annotated[bool | None, Rule(Flag(), "false: the field must not be there; else it must")] = None
-    equals: Annotated[str | int | float | bool | None, Rule(Scalar(), "the value, of the same type")] = None
-    min: Annotated[float | None, Rule(Number(None, None, "a finite number"), "a number at least this big")] = None
-    max: Annotated[float | None, Rule(Number(None, None, "a finite number"), "a number at most this big")] = None
+    exists: Annotated[bool | None, Rule(FLAG, "false: the field must not be there; else it must")] = None
+    equals: Annotated[str | int | float | bool | None, Rule(SCALAR, "the value; true is not 1, 1.0 is")] = (
+        None
+    )
+    min: Annotated[float | None, Rule(number(None, None, "a finite number"), "a number, at least this")] = (
+        None
+    )
+    max: Annotated[float | None, Rule(number(None, None, "a finite number"), "a number, at most this")] = None
     length_min: Annotated[
-        int | None, Rule(Number(0, None, "a whole number", whole=True), "least length of a list, table or string")
+        int | None, Rule(number(0, None, "a whole number", True), "least length of a list, table or string")
     ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """Files that the run must produce, and what they must contain: one contract for the run, or one for each node."""
+    """Files that the run must produce, and what they must contain: a contract of the run, or of each node."""
 
-    name: Annotated[str, Rule(_name, "the contract's name")]
+    name: Annotated[str, Rule(NAME, "the contract's name")]
     path: Annotated[
         str,
-        Rule(Path("relative", _everywhere), "file below the root; *, ? and [] match inside a name, ** directories"),
+        Rule(
+            climbless("relative", _EVERYWHERE),
+            "file below the root; * ? [] match inside a name, ** any directories",
+        ),
     ]
-    root: Annotated[str, Rule(Path("absolute", _everywhere), "directory that no part of the path leaves")] = "{run_dir}"
-    per: Annotated[Literal["run", "node"], Rule(Choice("run", "node"), "one contract for the run, or one a node")] = (
-        "run"
+    root: Annotated[str, Rule(climbless("absolute", _EVERYWHERE), "directory that no path leaves")] = (
+        "{run_dir}"
     )
+    per: Annotated[
+        Literal["run", "node"], Rule(choice("run", "node"), "one contract a run, or one a node")
+    ] = "run"
     roles: Annotated[
-        tuple[str, ...], Rule(List(_name, 1, "a list of roles"), 'per = "node": the roles whose nodes; default: all')
+        tuple[str, ...],
+        Rule(List(NAME, 1, "a list of roles"), 'per = "node": the roles whose nodes; default: all'),
     ] = ()
     count: Annotated[
-        int, Rule(Number(1, 1_000_000, "a number of files", whole=True), "how many files must match, at least")
+        int, Rule(number(1, 1_000_000, "a number of files", whole=True), "at least so many files match")
     ] = 1
-    non_empty: Annotated[bool, Rule(Flag(), "an empty file does not count")] = True
-    format: Annotated[Literal["any", "json"], Rule(Choice("any", "json"), "json: one JSON object or list")] = "any"
+    non_empty: Annotated[bool, Rule(FLAG, "an empty file does not count")] = True
+    format: Annotated[
+        Literal["any", "json"], Rule(choice("any", "json"), "json: one JSON object or list")
+    ] = "any"
     fields: Annotated[
         dict[str, FieldRule],
         Rule(
             Names(
-                r"[^.].*",
+                r".+",
                 'dotted paths in quotes ("a.b.0.c")',
                 Table(rules_of(FieldRule), "a table with exists, equals, min, max or length_min", FieldRule),
             ),
-            "rules for fields of the JSON file, by dotted path; numbers are list positions",
+            "rules for JSON fields, by dotted path; a number is a place in a list, \\. a dot in a name",
         ),
     ] = field(default_factory=dict)
-    required: Annotated[bool, Rule(Flag(), "the run is no success without it")] = True
+    required: Annotated[bool, Rule(FLAG, "the run is no success without it")] = True
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
     """The coordinator's exit-code file."""
 
-    path: Annotated[str, Rule(Path("absolute", RUN_WORDS), "where the marker is")] = "{run_dir}/.bench_done.{jobid}"
+    path: Annotated[str, Rule(climbless("absolute", RUN_WORDS), "where it is")] = (
+        "{run_dir}/.bench_done.{jobid}"
+    )
     by: Annotated[
-        Literal["supervisor", "coordinator"], Rule(Choice("supervisor", "coordinator"), "who publishes it")
+        Literal["supervisor", "coordinator"], Rule(choice("supervisor", "coordinator"), "who publishes it")
     ] = "supervisor"
-    recheck: Annotated[float, Rule(Number(0, 60), "seconds of a second look after an engine's death")] = 5.0
+    recheck: Annotated[float, Rule(number(0, 60), "seconds of the second look after an engine's death")] = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
     """Limits in seconds; None is no limit."""
 
-    hello: Annotated[float, Rule(Number(1, 3600), "from a step's start to its agent's hello")] = 60.0
-    run: Annotated[float | None, Rule(_limit, "from the run's start to its end")] = None
-    artifacts: Annotated[float | None, Rule(_limit, "from the run's start until every contract is decided")] = None
-    finalization: Annotated[float, Rule(Number(1, 3600), "the finalization window of a node")] = 120.0
-    collect: Annotated[float, Rule(Number(1, 14_400), "collecting files after the end")] = 60.0
-    silence: Annotated[float, Rule(Number(10, 3600), "an agent that is silent this long is lost")] = 60.0
-    journal: Annotated[float, Rule(Number(1, 300), "writing the journal; past it the run goes on in memory")] = 5.0
+    hello: Annotated[float, Rule(number(1, 3600), "from a step's start to its agent's hello")] = 60.0
+    run: Annotated[float | None, Rule(LIMIT, "from the run's start to its end")] = None
+    artifacts: Annotated[
+        float | None, Rule(LIMIT, "from the run's start until every contract is decided")
+    ] = None
+    finalization: Annotated[float, Rule(number(1, 3600), "the finalization window of a node")] = 120.0
+    collect: Annotated[float, Rule(number(1, 14_400), "collecting files after the end")] = 60.0
+    silence: Annotated[float, Rule(number(10, 3600), "an agent that is silent this long is lost")] = 60.0
+    journal: Annotated[
+        float, Rule(number(1, 300), "writing the journal; past it the run goes on in memory")
+    ] = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -646,45 +626,59 @@ class Collect:
 
     paths: Annotated[
         tuple[str, ...],
-        Rule(List(Path("any", RUN_WORDS), 0, "a list of paths"), "patterns; relative ones start at the run directory"),
+        Rule(
+            List(climbless("any", RUN_WORDS), 0, "a list of paths"),
+            "patterns; relative ones start at the run directory",
+        ),
     ] = ()
-    required: Annotated[bool, Rule(Flag(), "the run is no success if a file cannot be collected")] = False
+    required: Annotated[bool, Rule(FLAG, "the run is no success if a file cannot be collected")] = False
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A checked plan. Ranks are 0..size-1 without a gap; rank r runs on the run's node number r."""
 
-    name: Annotated[str, Rule(Text(), "the job's name", at="job.name")]
-    nodes: Annotated[int | tuple[str, ...], Rule(Nodes(), "number of nodes, or their names", at="job.nodes")]
+    name: Annotated[str, Rule(Text(), "the job's name", "job.name")]
+    nodes: Annotated[int | tuple[str, ...], Rule(NODES, "how many nodes, or their names", "job.nodes")]
     roles: Annotated[
         tuple[Role, ...],
-        Rule(Names(NAME, "names of letters, digits, _ and -", Table(rules_of(Role)), 1), "the roles", at="roles"),
+        Rule(Names(NAME.pattern, NAME.expected, Table(rules_of(Role)), 1), "the roles", "roles"),
     ]
-    base: Annotated[str, Rule(Path("any"), "where run directories are made", at="run.dir")] = "runs"
+    base: Annotated[str, Rule(DIRECTORY, "where run directories are made", "run.dir")] = "runs"
     finish: Annotated[
         Literal["coordinator", "artifacts"],
-        Rule(Choice("coordinator", "artifacts"), "what ends the run when nothing fails", at="run.finish"),
+        Rule(choice("coordinator", "artifacts"), "what ends the run when nothing fails", "run.finish"),
     ] = "coordinator"
     start: Annotated[
         Literal["together", "each"],
-        Rule(Choice("together", "each"), "start commands when every agent is there, or each at once", at="run.start"),
+        Rule(
+            choice("together", "each"),
+            "commands start when every agent is there, or each at once",
+            "run.start",
+        ),
     ] = "together"
-    coordinator: Annotated[int | None, Rule(Coordinator(), "the coordinator's rank", at="coordinator")] = None
-    marker: Annotated[Marker, Rule(Table(rules_of(Marker), shape=Marker), "the marker", at="marker")] = Marker()
+    coordinator: Annotated[
+        int | None, Rule(Coordinator(), "the rank whose end ends the run", "coordinator")
+    ] = None
+    marker: Annotated[
+        Marker, Rule(Table(rules_of(Marker), shape=Marker), "the coordinator's exit-code file", "marker")
+    ] = Marker()
     artifacts: Annotated[
         tuple[Artifact, ...],
-        Rule(List(Table(rules_of(Artifact)), 0, "a list of tables, [[artifacts]]"), "the contracts", at="artifacts"),
+        Rule(
+            List(Table(rules_of(Artifact)), 0, "a list of tables, [[artifacts]]"),
+            "the contracts",
+            "artifacts",
+        ),
     ] = ()
     deadlines: Annotated[
-        Deadlines, Rule(Table(rules_of(Deadlines), shape=Deadlines), "limits in seconds", at="deadlines")
+        Deadlines, Rule(Table(rules_of(Deadlines), shape=Deadlines), "limits in seconds", "deadlines")
     ] = Deadlines()
-    collect: Annotated[Collect, Rule(Table(rules_of(Collect), shape=Collect), "what is copied", at="collect")] = (
-        Collect()
-    )
+    collect: Annotated[
+        Collect, Rule(Table(rules_of(Collect), shape=Collect), "what is copied at the end", "collect")
+    ] = Collect()
     python: Annotated[
-        str | None,
-        Rule(Text("the path or name of a Python interpreter"), "runs the agents; default: ours", at="job.python"),
+        str | None, Rule(Text(), "the agents' Python on the nodes; default: the engine's", "job.python")
     ] = None
 
     @property
@@ -705,10 +699,10 @@ class Plan:
         raise KeyError(rank)
 
 
-# ----------------------------------------------------------------------------------------------------- cross rules
+# ------------------------------------------------------------------------------------------------ cross rules
 
-Draft = dict[str, Any]
-"""What could be read of a plan, by the plan's field names; WRONG where nothing could."""
+Uses = list[tuple[str, str]]
+"""Key path and substitution word, for each use of one."""
 
 
 def _ranks(draft: Draft) -> dict[str, tuple[int, ...]] | None:
@@ -719,7 +713,7 @@ def _ranks(draft: Draft) -> dict[str, tuple[int, ...]] | None:
     return None if WRONG in ranks.values() or not ranks else ranks
 
 
-def _ranks_fit(draft: Draft) -> Iterator[PlanError]:
+def _ranks_fit(draft: Draft, uses: Uses) -> Iterator[PlanError]:
     """Ranks are 0..n-1 without overlap or gap, and no more than there are nodes."""
     roles = _ranks(draft)
     if roles is None:
@@ -741,7 +735,7 @@ def _ranks_fit(draft: Draft) -> Iterator[PlanError]:
             yield PlanError("job.nodes", f"{count} for {len(owner)} ranks", "at least one node for each rank")
 
 
-def _coordinator_exists(draft: Draft) -> Iterator[PlanError]:
+def _coordinator_exists(draft: Draft, uses: Uses) -> Iterator[PlanError]:
     """The coordinator is a rank of the plan, a critical one; only finish = "artifacts" does without."""
     who, roles = draft["coordinator"], _ranks(draft)
     if who is None:
@@ -755,98 +749,113 @@ def _coordinator_exists(draft: Draft) -> Iterator[PlanError]:
         return
     if isinstance(who, str):
         if who not in roles:
-            yield PlanError("coordinator.role", show(who), f"a role of the plan{_like(who, tuple(roles))}")
+            yield PlanError("coordinator.role", show(who), f"a role of the plan{_like(who, roles)}")
         elif len(roles[who]) != 1:
-            yield PlanError("coordinator.role", f"{len(roles[who])} ranks in role {who}", "exactly one; else give rank")
+            yield PlanError(
+                "coordinator.role", f"{len(roles[who])} ranks in role {who}", "exactly one; else give rank"
+            )
     elif not any(who in ranks for ranks in roles.values()):
         yield PlanError("coordinator.rank", str(who), "a rank of one of the roles")
     for name, ranks in roles.items():
         if (name == who or who in ranks) and draft["roles"][name]["critical"] is False:
-            yield PlanError(f"{join('roles', name)}.critical", "false", "true: the coordinator is in this role")
+            yield PlanError(
+                f"{join('roles', name)}.critical", "false", "true: the coordinator is in this role"
+            )
 
 
-def _artifacts_agree(draft: Draft) -> Iterator[PlanError]:
-    """Names are unique, roles exist, and no two nodes would write the same file."""
+def _artifacts_agree(draft: Draft, uses: Uses) -> Iterator[PlanError]:
+    """Names are unique, roles exist, fields have rules, and no two nodes would write the same file."""
     artifacts = draft["artifacts"]
     if artifacts == () and draft["finish"] == "artifacts":
         yield PlanError("run.finish", '"artifacts" in a plan without any', "at least one [[artifacts]] table")
-    seen: dict[Any, int] = {}
+    seen: dict[str, int] = {}
     for i, artifact in enumerate(() if artifacts is WRONG else artifacts):
         name = artifact["name"]
         if name is not WRONG and seen.setdefault(name, i) != i:
-            yield PlanError(f"artifacts[{i}].name", f"{name} again", f"another name than artifacts[{seen[name]}]")
-        for rule in (_one_artifact, _artifact_nodes):
-            for key, found, expected in rule(artifact, draft):
-                yield PlanError(f"artifacts[{i}].{key}", found, expected)
+            yield PlanError(
+                f"artifacts[{i}].name", f"{name} again", f"another name than artifacts[{seen[name]}]"
+            )
+        for key, found, expected in (*_contents(artifact), *_places(artifact, _ranks(draft))):
+            yield PlanError(f"artifacts[{i}].{key}", found, expected)
 
 
-def _one_artifact(artifact: Draft, draft: Draft) -> Iterator[tuple[str, str, str]]:
-    rules, path, count = artifact["fields"], artifact["path"], artifact["count"]
+def _contents(artifact: Draft) -> Iterator[tuple[str, str, str]]:
+    """Rules for fields that can be applied and met; a count that the pattern can reach."""
+    rules, pattern, count = artifact["fields"], artifact["path"], artifact["count"]
     if rules and artifact["format"] == "any":
         yield "fields", 'format = "any"', 'format = "json" for rules about fields'
-    if isinstance(path, str) and isinstance(count, int) and count > 1 and not re.search(r"[*?\[]", path):
+    if (
+        isinstance(pattern, str)
+        and isinstance(count, int)
+        and count > 1
+        and not re.search(r"[*?\[]", pattern)
+    ):
         yield "count", str(count), "1, for the path names one file; or a pattern in the path"
     for key, rule in rules.items() if isinstance(rules, dict) else ():
-        here = join("fields", key)
+        if not isinstance(rule, FieldRule):
+            continue
         if rule == FieldRule():
-            yield here, "no rule", "exists, equals, min, max or length_min"
-        elif isinstance(rule, FieldRule) and rule.exists is False and rule != FieldRule(exists=False):
-            yield here, "exists = false beside other rules", "exists = false alone"
-        elif isinstance(rule, FieldRule) and rule.min is not None and rule.max is not None and rule.min > rule.max:
-            yield here, f"min {rule.min:g} above max {rule.max:g}", "min at most max"
+            yield join("fields", key), "no rule", "exists, equals, min, max or length_min"
+        if rule.exists is False and rule != FieldRule(exists=False):
+            yield join("fields", key), "exists = false beside other rules", "exists = false alone"
+        if rule.min is not None and rule.max is not None and rule.min > rule.max:
+            yield join("fields", key), f"min {rule.min} above max {rule.max}", "min at most max"
 
 
-def _artifact_nodes(artifact: Draft, draft: Draft) -> Iterator[tuple[str, str, str]]:
-    wanted, ranks = artifact["roles"], _ranks(draft)
-    if artifact["per"] is WRONG or wanted is WRONG or ranks is None:
-        return
-    if artifact["per"] == "run":
-        if wanted:
-            yield "roles", 'roles with per = "run"', 'per = "node", or no roles'
+def _places(artifact: Draft, ranks: dict[str, tuple[int, ...]] | None) -> Iterator[tuple[str, str, str]]:
+    """Roles that exist, and a place of its own for each node's file."""
+    per, wanted = artifact["per"], artifact["roles"]
+    if per == "run" and wanted:
+        yield "roles", 'roles with per = "run"', 'per = "node", or no roles'
+    if per != "node" or wanted is WRONG or ranks is None:
         return
     for name in wanted:
         if name not in ranks:
-            yield "roles", show(name), f"a role of the plan{_like(name, tuple(ranks))}"
-    text = f"{artifact['root']}/{artifact['path']}"
+            yield "roles", show(name), f"a role of the plan{_like(name, ranks)}"
     nodes = sum(len(ranks.get(name, ())) for name in set(wanted or ranks))
-    if nodes > 1 and WRONG not in (artifact["root"], artifact["path"]) and not re.search(r"\{(rank|node)\}", text):
+    places = (artifact["root"], artifact["path"])
+    if nodes > 1 and WRONG not in places and not {"rank", "node"}.intersection(words_in("/".join(places))):
         yield "path", f"the same path for {nodes} nodes", "{rank} or {node} in the path or the root"
 
 
-CROSS_RULES: Final[tuple[Callable[[Draft], Iterator[PlanError]], ...]] = (
-    _ranks_fit,
-    _coordinator_exists,
-    _artifacts_agree,
-)
-
-
-def _words_known(draft: Draft, uses: list[tuple[str, str]]) -> Iterator[PlanError]:
+def _words_known(draft: Draft, uses: Uses) -> Iterator[PlanError]:
     """No word without a value: the coordinator's node without a coordinator, a rank where none is meant."""
+    artifacts = draft["artifacts"]
     for at, word in uses:
         if word == "coordinator_node" and draft["coordinator"] is None:
             yield PlanError(at, "{coordinator_node} in a plan without a coordinator", "a [coordinator] table")
-        match = re.match(r"artifacts\[(\d+)\]", at)
-        if match and word in RANK_WORDS and draft["artifacts"] is not WRONG:
-            if draft["artifacts"][int(match[1])]["per"] == "run":
-                yield PlanError(at, f'{{{word}}} with per = "run"', 'per = "node"')
+        place = re.match(r"artifacts\[(\d+)\]", at)
+        if (
+            place
+            and word in RANK_WORDS
+            and artifacts is not WRONG
+            and artifacts[int(place[1])]["per"] == "run"
+        ):
+            yield PlanError(at, f'{{{word}}} with per = "run"', 'per = "node"')
 
 
-# --------------------------------------------------------------------------------------------------------- reading
+CROSS_RULES: Final = (_ranks_fit, _coordinator_exists, _artifacts_agree, _words_known)
+
+
+# ---------------------------------------------------------------------------------------------------- reading
 
 
 def _sections() -> Table:
-    """The file's sections, from the places (`at`) of the plan's fields."""
+    """The file as a table of tables, from the places (`at`) of the plan's fields."""
     sections: dict[str, list[Field]] = {}
     for item in rules_of(Plan):
-        section, _, key = item.rule.at.partition(".")
-        sections.setdefault(section, []).append(item._replace(name=key))
-    return Table(
-        tuple(
-            Field(name, Rule(Table(tuple(items)), f"the section [{name}]"), {}) if items[0].name else
-            Field(name, items[0].rule, items[0].default)
-            for name, items in sections.items()
-        ),
-        "a table of sections",
+        name, _, key = item.rule.at.partition(".")
+        sections.setdefault(name, []).append(item._replace(name=key))
+    return Table(tuple(_section(name, items) for name, items in sections.items()), "a table of tables")
+
+
+def _section(name: str, items: list[Field]) -> Field:
+    if not items[0].name:  # the plan's field is the whole table
+        return items[0]._replace(name=name)
+    needed = [item.name for item in items if item.default is MISSING]
+    table = Table(tuple(items), f"a table with {' and '.join(needed)}" if needed else "a table")
+    return Field(
+        name, Rule(table, f"the table [{name}]"), MISSING if needed else table.read(Reader(), name, {})
     )
 
 
@@ -855,19 +864,15 @@ def parse_plan(data: Any, source: str) -> Plan:
 
     Raises PlanErrors with every error that was found.
     """
-    reader, table = Reader(), _sections()
-    if isinstance(data, dict):
-        data = {item.name: {} for item in table.table if item.default == {}} | data
-    read = table.read(reader, "", data)
-    if read is WRONG:
-        raise PlanErrors(reader.errors, source)
-    draft: Draft = {}
-    for item in rules_of(Plan):
-        section, _, key = item.rule.at.partition(".")
-        draft[item.name] = read[section] if not key or read[section] is WRONG else read[section][key]
-    for rule in CROSS_RULES:
-        reader.errors += rule(draft)
-    reader.errors += _words_known(draft, reader.uses)
+    reader = Reader()
+    read = _sections().read(reader, "", data)
+    if read is not WRONG:
+        draft: Draft = {}
+        for item in rules_of(Plan):
+            section, _, key = item.rule.at.partition(".")
+            draft[item.name] = read[section][key] if key and read[section] is not WRONG else read[section]
+        for rule in CROSS_RULES:
+            reader.errors += rule(draft, reader.uses)
     if reader.errors:
         raise PlanErrors(reader.errors, source)
     return _built(draft)
@@ -881,16 +886,10 @@ def _built(draft: Draft) -> Plan:
     return Plan(**draft)
 
 
-def schema() -> dict[str, Any]:
+def schema() -> Schema:
     """JSON Schema (2020-12) of a plan file: what the fields' own rules say, without the cross rules."""
-    table = _sections()
-    needed = [item.name for item in table.table if "required" in item.rule.kind.schema() or item.default is MISSING]
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "allocd plan",
-        **table.schema(),
-        "required": needed,
-    }
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "allocd plan"}
+    return head | _sections().schema
 
 
 def values_for(
@@ -898,8 +897,8 @@ def values_for(
 ) -> dict[str, str]:
     """The values for `substitute`: those of the run, and those of `rank` unless it is None.
 
-    `nodes` are the run's nodes in rank order: rank r runs on nodes[r]. Raises ValueError when there are fewer nodes
-    than ranks, KeyError for a rank that the plan does not have.
+    `nodes` are the run's nodes in rank order: rank r runs on nodes[r]. Raises ValueError when there are fewer
+    nodes than ranks, KeyError for a rank that the plan does not have.
     """
     if len(nodes) < plan.size:
         raise ValueError(f"{len(nodes)} nodes for {plan.size} ranks")

@@ -1,0 +1,163 @@
+"""The artifact machine: what each contract has come to, as a table.
+
+    pending --all local ranks valid--> ranks_complete --window opened--> finalizing
+    pending | ranks_complete | finalizing --everything valid--> complete
+    any of the three --content that can never become valid--> invalid
+    any of the three --deadline--> late (deadline);  finalizing --window closed--> late (finalization)
+
+A *finding* is what one look at the disk said. Looking is somebody else's business (`supervisor.contracts`), and
+so is time: the caller opens the window when the node's last local rank is done, and says when it or the deadline
+has passed. The window opens once: nothing reopens it, nothing restarts it. A look that sees less than an earlier
+one did (a network file system can show the past) takes nothing back.
+
+`complete`, `invalid` and `late` are final. An event that has no row in the table raises IllegalArtifactEvent and
+changes nothing: states are values, and a new one is returned only when the event was legal.
+
+The generic contract (`contracts/generic.py`) never answers `ranks_complete`: it goes from pending, with or without
+a window, straight to an end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    from supervisor.core.plan import Artifact, Plan
+
+State = Literal["pending", "ranks_complete", "finalizing", "complete", "invalid", "late"]
+Answer = Literal["pending", "ranks_complete", "valid", "invalid"]
+Reason = Literal["deadline", "finalization"]
+Event = Literal["pending", "ranks_complete", "valid", "invalid", "window", "deadline", "finalization"]
+"""An answer of a finding; `window`: the finalization window opens; `deadline`, `finalization`: it has passed."""
+
+FINAL: Final[frozenset[State]] = frozenset({"complete", "invalid", "late"})
+
+TRANSITIONS: Final[dict[State, dict[Event, State]]] = {
+    "pending": {
+        "pending": "pending",
+        "ranks_complete": "ranks_complete",
+        "valid": "complete",
+        "invalid": "invalid",
+        "window": "finalizing",
+        "deadline": "late",
+    },
+    "ranks_complete": {
+        "pending": "ranks_complete",
+        "ranks_complete": "ranks_complete",
+        "valid": "complete",
+        "invalid": "invalid",
+        "window": "finalizing",
+        "deadline": "late",
+    },
+    "finalizing": {
+        "pending": "finalizing",
+        "ranks_complete": "finalizing",
+        "valid": "complete",
+        "invalid": "invalid",
+        "deadline": "late",
+        "finalization": "late",
+    },
+    "complete": {},
+    "invalid": {},
+    "late": {},
+}
+"""state -> event -> next state. What is not here is illegal."""
+
+
+class IllegalArtifactEvent(Exception):
+    """An event that its state does not allow; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileFact:
+    """A file that a look has seen."""
+
+    path: str  # relative to the artifact's root
+    size: int  # bytes
+    sha256: str | None  # hexadecimal; None when the content was not (wholly) read
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one look at the disk said about one contract."""
+
+    contract: str  # the instance's id: "result", or "result@3" for rank 3's node
+    answer: Answer
+    problems: tuple[
+        str, ...
+    ] = ()  # each names the file, the place in it, what was found and what was expected
+    files: tuple[FileFact, ...] = ()
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Finding:
+        """The finding that `dataclasses.asdict` (through JSON) made `data` from."""
+        files = tuple(FileFact(**fact) for fact in data["files"])
+        return cls(data["contract"], data["answer"], tuple(data["problems"]), files)
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A contract as it is waited for: one for the run, or one for the node of a rank."""
+
+    contract_id: str
+    artifact: Artifact
+    rank: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactState:
+    """Where one contract stands."""
+
+    contract: str
+    rank: int | None
+    state: State = "pending"
+    reason: Reason | None = None  # why it is late
+    finding: Finding | None = None  # the last one
+
+    @property
+    def final(self) -> bool:
+        """Nothing changes this state any more."""
+        return self.state in FINAL
+
+
+def instances(plan: Plan) -> tuple[Instance, ...]:
+    """Every contract of `plan`: in the plan's order, those per node by rank."""
+    found: list[Instance] = []
+    for artifact in plan.artifacts:
+        if artifact.per == "run":
+            found.append(Instance(artifact.name, artifact, None))
+            continue
+        wanted = [role for role in plan.roles if not artifact.roles or role.name in artifact.roles]
+        ranks = sorted(rank for role in wanted for rank in role.ranks)
+        found += (Instance(f"{artifact.name}@{rank}", artifact, rank) for rank in ranks)
+    return tuple(found)
+
+
+def initial(instance: Instance) -> ArtifactState:
+    """The state in which a contract begins."""
+    return ArtifactState(instance.contract_id, instance.rank)
+
+
+def observe(state: ArtifactState, finding: Finding) -> ArtifactState:
+    """What a look at the disk makes of `state`. Raises IllegalArtifactEvent for another contract's finding."""
+    if finding.contract != state.contract:
+        raise IllegalArtifactEvent(f"contract {state.contract}: a finding about {finding.contract}")
+    return replace(_step(state, finding.answer), finding=finding)
+
+
+def open_window(state: ArtifactState) -> ArtifactState:
+    """The finalization window opens; a second time is illegal."""
+    return _step(state, "window")
+
+
+def expire(state: ArtifactState, reason: Reason) -> ArtifactState:
+    """A limit has passed: the collection deadline, or the finalization window (illegal while none is open)."""
+    return replace(_step(state, reason), reason=reason)
+
+
+def _step(state: ArtifactState, event: Event) -> ArtifactState:
+    following = TRANSITIONS[state.state].get(event)
+    if following is None:
+        raise IllegalArtifactEvent(f"contract {state.contract}: {event} while {state.state}")
+    return replace(state, state=following)
