@@ -45,6 +45,7 @@ range, is skipped, and of two lines with one key the first counts. They judge no
     parse: bytes -> Marker | NotYet | Garbage         what the bytes say
     bind:  that, attempt -> the same | Foreign        whether it is said to us
     render: Marker -> bytes                           the one way our programs write it
+    Patience: looks and time -> an end of the wait    when waiting has become pointless
 
 This module does no I/O; `supervisor.engine.markers` reads and writes, `supervisor/agent/marker.sh`
 does the same in POSIX sh and must agree with every rule above (a test compares the two).
@@ -54,7 +55,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
+
+from supervisor.core.codes import ARTIFACTS, DEADLINE, FAILED
 
 MAX_BYTES: Final = 4096
 """A marker is never longer than this, in bytes; ours have about 120."""
@@ -206,6 +209,85 @@ def attempt_from(environ: dict[str, str]) -> str | None:
         return None
     restarts = environ.get("SLURM_RESTART_COUNT", "")
     return job if restarts in ("", "0") else f"{job}.r{restarts}"
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """How a wait ended. `code` is the exit code that follows; `marker` is set if there was one."""
+
+    outcome: Literal["marker", "dead", "garbage", "deadline"]
+    code: int
+    reason: str
+    marker: Marker | None = None
+
+
+class Patience:
+    """When to stop waiting for a marker: every wait has liveness and a deadline.
+
+    The owner looks, asks `decide`, and looks again at `next_look` at the latest; a hint may make it
+    sooner. Times are seconds on one clock that never goes back. Liveness must be sampled *before*
+    the look it is given with: a coordinator that writes and dies has then been seen to write.
+
+    - A marker ends the wait with its code.
+    - The process whose end makes the marker unlikely is gone: looks go on for `recheck` seconds, for
+      a file can become visible later than the death of its writer, and then the wait failed (1).
+    - Garbage that has stayed for `settle` seconds is a protocol error (65).
+    - At `timeout` seconds the wait is over (124). None: no deadline.
+    """
+
+    LOOK_EVERY: Final = 1.0
+
+    def __init__(
+        self, now: float, *, recheck: float = 5.0, timeout: float | None = None, settle: float = 2.0
+    ) -> None:
+        self._deadline = None if timeout is None else now + timeout
+        self._recheck, self._settle = recheck, settle
+        self._dead_since: float | None = None
+        self._garbage_since: float | None = None
+
+    def decide(self, reading: Reading, alive: bool, now: float) -> Waited | None:
+        """The end of the wait, or None: look again. `alive` is True where no process is watched."""
+        if isinstance(reading, Marker):
+            return Waited("marker", reading.code, "the marker was read", reading)
+        self._dead_since = None if alive else self._dead_since if self._dead_since is not None else now
+        if not isinstance(reading, Garbage):
+            self._garbage_since = None
+        elif self._garbage_since is None:
+            self._garbage_since = now
+        dead = _passed(self._dead_since, self._recheck, now)
+        if isinstance(reading, Garbage) and (dead or _passed(self._garbage_since, self._settle, now)):
+            return Waited("garbage", ARTIFACTS, f"the file is no marker: {reading.reason}")
+        if dead:
+            return Waited("dead", FAILED, f"the process ended and left no marker: {explain(reading)}")
+        if self._deadline is not None and now >= self._deadline:
+            return Waited("deadline", DEADLINE, f"the deadline passed without a marker: {explain(reading)}")
+        return None
+
+    def next_look(self, now: float) -> float:
+        """The time of the next look, in (now, now + 1 s]."""
+        moments = [now + self.LOOK_EVERY]
+        if self._dead_since is not None:
+            moments.append(self._dead_since + self._recheck)
+        if self._garbage_since is not None:
+            moments.append(self._garbage_since + self._settle)
+        if self._deadline is not None:
+            moments.append(self._deadline)
+        return min(moment for moment in moments if moment > now)
+
+
+def explain(reading: Reading) -> str:
+    """A reading as a phrase for people."""
+    match reading:
+        case Marker():
+            return f"code {reading.code}"
+        case Foreign():
+            return f"ignored, it is of attempt {reading.marker.attempt}, not {reading.expected}"
+        case NotYet() | Garbage():
+            return reading.reason
+
+
+def _passed(since: float | None, limit: float, now: float) -> bool:
+    return since is not None and now - since >= limit
 
 
 def _values(rest: bytes) -> dict[str, str]:

@@ -22,9 +22,12 @@ blocks (callers with an event loop use a thread) and imports little, for the com
 from __future__ import annotations
 
 import errno
+import math
 import os
 import secrets
+import select
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -38,10 +41,13 @@ from supervisor.core.marker import (
     Garbage,
     Marker,
     NotYet,
+    Patience,
     Reading,
+    Waited,
     judge,
     render,
 )
+from supervisor.watch.inotify import IN_IGNORED, IN_Q_OVERFLOW, Inotify
 
 StrPath: TypeAlias = str | os.PathLike[str]
 Outcome: TypeAlias = Literal["written", "already"]
@@ -150,6 +156,108 @@ def note_path(path: StrPath) -> Path:
     """Where the note of the marker at `path` lies."""
     path = Path(path)
     return path.with_name(path.name + NOTE_SUFFIX)
+
+
+def wait(
+    path: StrPath,
+    attempt: str | None = None,
+    *,
+    pid: int | None = None,
+    recheck: float = 5.0,
+    timeout: float | None = None,
+) -> Waited:
+    """Block until the marker is there, or waiting for it has become pointless (`Patience` tells when).
+
+    `pid` is the process whose end makes the marker unlikely; `recheck` and `timeout` are seconds. A
+    look that fails counts as one that saw nothing: the deadline bounds how often that is believed.
+    """
+    patience = Patience(time.monotonic(), recheck=recheck, timeout=timeout)
+    with _Wake(Path(path), pid) as wake:
+        while True:
+            alive = wake.prepare()
+            try:
+                reading = read(path, attempt)
+            except OSError as error:
+                reading = NotYet(f"it could not be looked at: {error.strerror or error}")
+            now = time.monotonic()
+            if ended := patience.decide(reading, alive, now):
+                return ended
+            wake.sleep(patience.next_look(now) - now)
+
+
+class _Wake:
+    """Sleeps until the next look is due, the marker's name was heard of, or the process ended."""
+
+    def __init__(self, path: Path, pid: int | None) -> None:
+        self._path, self._pid = path, pid
+        self._alive = True
+        self._process: int | None = None  # a pidfd
+        self._hints: Inotify | None = None
+        self._watching = False
+
+    def __enter__(self) -> _Wake:
+        with suppress(OSError):  # none to be had: looking once a second does without
+            self._hints = Inotify()
+        if self._pid is not None:
+            try:
+                self._process = os.pidfd_open(self._pid)
+            except ProcessLookupError:
+                self._alive = False
+            except OSError:  # an old kernel, or a container that forbids it: signal 0 tells instead
+                self._process = None
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        if self._hints is not None:
+            self._hints.close()
+        if self._process is not None:
+            os.close(self._process)
+
+    def prepare(self) -> bool:
+        """Watch from now on, then tell whether the process lives: both before the look that follows."""
+        if self._hints is not None and not self._watching:
+            with suppress(OSError):  # the directory may come later; watches may be used up
+                self._hints.add(self._path.parent)
+                self._watching = True
+        if self._pid is not None and self._alive:
+            self._alive = self._lives(self._pid)
+        return self._alive
+
+    def sleep(self, seconds: float) -> None:
+        """At most so long. Events of other names (logs) wake nobody."""
+        end = time.monotonic() + seconds
+        poll = select.poll()
+        if self._watching and self._hints is not None:
+            poll.register(self._hints.fileno(), select.POLLIN)
+        if self._process is not None and self._alive:
+            poll.register(self._process, select.POLLIN)
+        while (left := end - time.monotonic()) > 0:
+            ready = {descriptor for descriptor, _ in poll.poll(math.ceil(left * 1000))}
+            if self._process in ready or self._heard():
+                return
+
+    def _heard(self) -> bool:
+        if self._hints is None:
+            return False
+        for mask, name in self._hints.read():
+            if mask & IN_IGNORED:  # the directory is gone
+                self._watching = False
+            if name == self._path.name or mask & (IN_IGNORED | IN_Q_OVERFLOW):
+                return True
+        return False
+
+    def _lives(self, pid: int) -> bool:
+        if self._process is not None:
+            poll = select.poll()
+            poll.register(self._process, select.POLLIN)
+            return not poll.poll(0)
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
 
 
 def _noted_code(reading: Reading) -> int:
