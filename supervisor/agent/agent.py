@@ -1,0 +1,847 @@
+"""The agent: the program that runs beside one rank, on the rank's node.
+
+    python -I -S agent.pyz run NONCE RANK    beside a rank; standard input and output are the channel
+    python -I -S agent.pyz sweep TAG         kill what a rank has left behind, and say on one line how much
+
+THE CHANNEL. One JSON object a line, at most 1000 bytes, each with the run's nonce under "n". Lines without it
+belong to somebody else (a prolog, a container's banner) and are ignored. Commands carry their name under "c",
+events under "e". What is longer than a line, the specification of the rank, travels in pieces.
+
+    engine -> agent                            agent -> engine
+    spec {part, more}   a piece of the spec    hello {host, pid, node, step, attempt, python, rank}
+    start {}            the second phase       started {pid}                  exec has succeeded
+    stop {signal, grace, exit}                 refused {phase, errno, error}  there will be no rank
+    kill {exit}         KILL everything now    ended {code, signal, core}     its main process, at once
+    bye {exit}          leave with this code   gone {killed, left}            nothing of it runs any more
+    ping {}                                    signalled {signal}   pong {}   note {text}
+
+    spec: argv, tag, out, err (paths), and with defaults env {}, unset [], cwd null, stop_signal 15, grace 30
+
+TWO PHASES. The agent first arms itself (handlers, subreaper), then says hello. Nothing runs before the engine
+has answered with spec and start, so that all ranks begin together, or none does. A stop that comes earlier
+means that nothing is ever started. Between fork and exec the child would take a signal with the agent's
+handlers, so a stop that falls in there waits for the exec.
+
+WHO DECIDES. The engine. The agent reports what it sees and does what it is told; only two things make it act
+alone: a signal (Slurm wants the step to end: it reports, then stops the rank as the spec says), and the end
+of the channel: standard input at its end, or standard output without a reader. Then nobody is left who could
+ever stop this rank: TERM at once, KILL after 1.5 s, exit 70, all within 2 s.
+
+THE STORY. Every run of an agent is a path through these states, and `gone` is the last event of every path.
+
+    WAITING --start--> STARTING --exec succeeded: started--> RUNNING --main process ended: ended--> CLEARING
+       |                  |                                                                            |
+       | stop, kill, bye, | exec failed: refused                              nothing left of the tree |
+       | refused          +------------------------> CLEARING                                          v
+       +-------------------------------> GONE <------------------ logs on disk: gone ------------- FLUSHING
+
+A RANK IS A TREE, not a process and not a group. The agent is a child subreaper: whatever is orphaned below
+it, setsid and double forks included, becomes its child. So "no descendants" is not a guess from a listing of
+/proc: it is what waitpid says when there is no child. The listing is for finding whom to signal, and for the
+few that got away from under the subreaper: those carry ALLOCD_TAG in their environment. A tag belongs to one
+rank of one run and to nothing else, for whatever carries it is killed. When the main process ends, leftovers
+get TERM, and KILL after the grace. If the agent itself dies, the kernel kills the main process (parent-death
+signal), and `sweep` is for the rest.
+
+EXIT CODE, the first that is known: 70 if the channel ended before `gone`; bye's; that of the last stop or
+kill; the rank's own (128 + signal; 127 program not found, 126 otherwise not started).
+
+The loop sleeps until a descriptor or a deadline is due, without any tick: a rank that just runs costs no
+wake-up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import select
+import selectors
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False  # not from typing: that import alone costs as much as all of ours
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any, NoReturn
+
+# What the engine relies on: bytes, seconds, exit codes.
+LINE_LIMIT = 1000  # with the newline: Slurm keeps such lines whole even when several tasks share a stream
+NONCE_LIMIT = 200  # characters
+SPEC_LIMIT = 4 << 20  # characters; more than the kernel takes as arguments and environment
+OUTBOX_LIMIT = 64 << 10  # when the channel is stuck that far, pongs and notes are dropped
+GRACE_LIMIT = 3600.0
+FAREWELL = 120.0  # a finished agent waits that long for bye
+LINGER = 0.1  # from `ended` to the exit: the launcher's teardown competes with the report for the CPU
+LOST_GRACE, LOST_LIMIT = 1.5, 1.8  # when the channel has ended: to KILL, and to leaving whatever resists it
+KILL_LIMIT = 10.0  # from the first KILL to giving up: another user's process, or one stuck in the kernel
+KILL_PAUSE = (0.005, 0.25)  # between two rounds of KILL: the first pause, doubled up to the last
+LOOK_PAUSE = 0.25  # between two looks at processes whose end no signal announces
+FLUSH_LIMIT, LOST_FLUSH = 5.0, 0.1  # for the logs to reach the disk; when the channel has ended
+SWEEP_LIMIT = 5.0
+EXIT_FAILED, EXIT_LOST, EXIT_USAGE, EXIT_FAULT = 1, 70, 78, 125
+EXIT_REFUSED, EXIT_NOT_FOUND = 126, 127  # the shell's codes for a command that cannot run, or is not there
+SIGNAL_BASE = 128
+
+WAITING, STARTING, RUNNING = "waiting", "starting", "running"
+CLEARING, FLUSHING, GONE = "clearing", "flushing", "gone"
+HAS_TREE = (STARTING, RUNNING, CLEARING)
+CODE_ORDER = ("channel", "bye", "order", "own")  # whose exit code counts, see the essay
+MAY_BE_DROPPED = ("pong", "note")
+
+# Signals to the agent. The first row stops the rank. The second would end the agent by default
+# (`--signal=USR1@60` reaches every task) and is reported, no more: Slurm gives it to the rank's own too.
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+REPORTED = (
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF),
+    *(signal.SIGIO, signal.SIGPWR, signal.SIGXCPU, signal.SIGXFSZ),
+)
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+PF_FORKNOEXEC = 0x40  # linux/sched.h: forked, and no exec since
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+# -- the kernel's side: processes ----------------------------------------------------------------------
+
+
+def prctl(option: int, value: int) -> None:
+    """prctl(2), which Python does not offer. Raises OSError."""
+    zero = ctypes.c_ulong(0)
+    if LIBC.prctl(ctypes.c_int(option), ctypes.c_ulong(value), zero, zero, zero):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+class Process:
+    """One process as /proc/PID/stat showed it, see proc_pid_stat(5)."""
+
+    __slots__ = ("alive", "execed", "group", "identity", "parent", "pid")
+
+    def __init__(self, pid: int, stat: bytes) -> None:
+        # The name stands in parentheses and may hold anything, parentheses too: cut after the last.
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        self.pid = pid
+        self.parent = int(fields[1])
+        self.group = int(fields[2])
+        self.execed = not int(fields[6]) & PF_FORKNOEXEC
+        # A zombie is dead, unless only its first thread has ended and others still run.
+        self.alive = fields[0] not in (b"Z", b"X") or int(fields[17]) > 1
+        self.identity = (
+            pid,
+            int(fields[19]),
+        )  # the start time (clock ticks) tells a reused number from the first
+
+
+def slurp(path: str) -> bytes:
+    """A whole file of /proc; empty when it cannot be read: the process is gone, or not ours to look into."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.readall()
+    except OSError:
+        return b""
+
+
+def process(pid: int) -> Process | None:
+    """The process that has this number now, zombies included."""
+    stat = slurp(f"/proc/{pid}/stat")
+    return Process(pid, stat) if stat else None
+
+
+def processes() -> list[Process]:
+    """Every process that /proc shows, except this one."""
+    me = os.getpid()
+    numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [found for found in (process(pid) for pid in numbers if pid != me) if found]
+
+
+def descendants(everyone: list[Process], root: int) -> list[Process]:
+    """Those of `everyone` that stand below the process `root`, nearest first."""
+    children: dict[int, list[Process]] = {}
+    for each in everyone:
+        children.setdefault(each.parent, []).append(each)
+    tree = children.pop(root, [])
+    for each in tree:  # grows while it is walked; pop, so that a circle drawn by reused numbers ends
+        tree += children.pop(each.pid, [])
+    return tree
+
+
+def carries(seen: Process, tag: bytes) -> bool:
+    """Whether the process belongs to the caller's uid and was started with ALLOCD_TAG=tag in its
+    environment."""
+    path = f"/proc/{seen.pid}"
+    if b"\0ALLOCD_TAG=" + tag + b"\0" not in b"\0" + slurp(path + "/environ"):
+        return False
+    try:
+        return os.stat(path).st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def send(seen: Process, number: int) -> bool:
+    """Signal the very process that was seen, never one that has got its number since: hold whatever has the
+    number by a pidfd, then compare start times. Kernels before 5.3 have no pidfd: there a window of
+    microseconds remains. False: it is gone. Raises PermissionError."""
+    held = -1
+    try:
+        held = os.pidfd_open(seen.pid)
+    except (AttributeError, OSError):
+        pass
+    try:
+        now = process(seen.pid)
+        if now is None or now.identity != seen.identity:
+            return False
+        if held >= 0:
+            signal.pidfd_send_signal(held, number)
+        else:
+            os.kill(seen.pid, number)
+        return True
+    except ProcessLookupError:
+        return False
+    finally:
+        if held >= 0:
+            os.close(held)
+
+
+def fork() -> int:
+    """fork(2). The child begins with every signal blocked: it still has our handlers, and would answer a
+    signal by writing into our wakeup pipe. Raises OSError."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    return pid
+
+
+def become(spec: Spec, keeper: int, report: int, logs: list[int]) -> NoReturn:
+    """The child's way from fork to the rank's program. Failing, it says `PHASE ERRNO ERROR` on the report
+    pipe."""
+    phase = "session"
+    try:
+        os.setsid()
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != keeper:  # died before prctl: that death is announced no more
+            os._exit(EXIT_LOST)
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_DFL)
+        phase = "files"
+        for source, target in ((os.open(os.devnull, os.O_RDWR), 0), (logs[0], 1), (logs[1], 2)):
+            os.dup2(source, target)
+        phase = "cwd"
+        if spec.cwd is not None:
+            os.chdir(spec.cwd)
+        phase = "exec"
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.execvpe(spec.argv[0], spec.argv, spec.env)  # noqa: S606 - that is the trade
+    except OSError as error:
+        os.write(report, f"{phase} {error.errno} {error.strerror}".encode())
+    except BaseException as error:
+        os.write(report, f"{phase} 0 {error}".encode("utf-8", "replace")[: select.PIPE_BUF])
+    finally:
+        os._exit(EXIT_REFUSED)
+
+
+def write_down(logs: list[int]) -> NoReturn:
+    """The flusher: exits with the errno of the first log that cannot be brought to the disk, or 0."""
+    code = 0
+    try:
+        for log in logs:
+            try:
+                os.fsync(log)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # a pipe or a device has nothing to sync
+                    code = code or error.errno or errno.EIO
+    finally:
+        os._exit(code)
+
+
+# -- the channel's side: lines -------------------------------------------------------------------------
+
+
+class Lines:
+    """Cuts a byte stream into lines. An overlong one comes out cut to LINE_LIMIT + 1 bytes, whatever its
+    length."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        *whole, last = data.split(b"\n")
+        for part in whole:
+            line, self.rest = self.rest + part, b""
+            yield line[: LINE_LIMIT + 1]
+        self.rest = (self.rest + last)[: LINE_LIMIT + 1]
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """One line of at most LINE_LIMIT bytes; the longest text in it is shortened until it fits."""
+    while True:
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        excess = len(line) - LINE_LIMIT
+        if excess <= 0:
+            return line
+        key = max(message.keys() - {"n", "e"}, key=lambda key: len(str(message[key])))
+        value = str(message[key])
+        message[key] = value[: min(LINE_LIMIT, len(value) - max(1, excess // 6))]  # an escape takes up to 6 bytes
+
+
+def typed(value: Any, name: str, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"{name}: expected {kind.__name__}, found {value!r:.60}")
+    return value
+
+
+def text(value: Any, name: str) -> bytes:
+    """A string as the kernel takes it. Bytes that are no UTF-8 come as surrogates."""
+    if "\0" in typed(value, name, str):
+        raise ValueError(f"{name}: holds a NUL")
+    return bytes(value.encode("utf-8", "surrogateescape"))
+
+
+def between(value: Any, name: str, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise ValueError(f"{name}: expected a number from {low:g} to {high:g}, found {value!r:.60}")
+    return value
+
+
+class Spec:
+    """What to start and how to stop it. Raises ValueError, with a sentence, on a document that does not say
+    so."""
+
+    def __init__(self, document: Any) -> None:
+        typed(document, "spec", dict)
+        self.argv = [text(each, "argv") for each in typed(document.get("argv"), "argv", list)]
+        self.tag = text(document.get("tag"), "tag")
+        if not self.argv or not self.tag:
+            raise ValueError("argv and tag: neither may be empty")
+        self.logs = [(name, text(document.get(name), name)) for name in ("out", "err")]
+        cwd = document.get("cwd")
+        self.cwd = None if cwd is None else text(cwd, "cwd")
+        self.stop_signal = int(between(document.get("stop_signal", signal.SIGTERM), "stop_signal", 1, 64))
+        self.grace = between(document.get("grace", 30.0), "grace", 0, GRACE_LIMIT)
+        self.env = dict(os.environb)
+        for name in typed(document.get("unset", []), "unset", list):
+            self.env.pop(text(name, "unset"), None)
+        for name, value in typed(document.get("env", {}), "env", dict).items():
+            self.env[text(name, "env")] = text(value, "env." + name)
+        self.env[b"ALLOCD_TAG"] = self.tag
+
+
+def introduction() -> dict[str, Any]:
+    """Who says hello: the node by Slurm's name, and the step as JOB.STEP."""
+    env, host = os.environ, os.uname().nodename
+    attempt = env.get("SLURM_RESTART_COUNT", "")
+    step = f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}" if {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= env.keys() else None
+    return {
+        "host": host,
+        "pid": os.getpid(),
+        "node": env.get("SLURMD_NODENAME", host),
+        "step": step,
+        "attempt": int(attempt) if attempt.isdecimal() else 0,
+        "python": ".".join(map(str, sys.version_info[:3])),
+    }
+
+
+# -- the agent -----------------------------------------------------------------------------------------
+
+
+class Agent:
+    """Keeps one rank. All that it waits for is in two tables: descriptors in `selector`, deadlines in
+    `due`."""
+
+    def __init__(self, nonce: str, rank: int) -> None:
+        self.nonce, self.rank = nonce, rank
+        self.state = WAITING
+        self.parts: list[str] = []
+        self.spec: Spec | None = None
+        self.main = 0  # the rank's main process, until it has been reaped: so long its number is its own
+        self.report = -1  # where the child says why there was no exec
+        self.logs: list[int] = []
+        self.flusher = 0
+        self.ordered = 0  # the last stop signal that was asked for
+        self.told = 0  # the process group that has got it
+        self.killed: set[tuple[int, int]] = set()
+        self.refusing: set[int] = set()
+        self.pause = KILL_PAUSE[0]
+        self.left = 0
+        self.ended_at = float("-inf")
+        self.codes = {"own": EXIT_FAILED}
+        self.lost = self.dismissed = self.finished = False
+        self.due: dict[Callable[[], None], float] = {}
+        self.selector = selectors.PollSelector()  # it takes files and /dev/null too, which epoll refuses
+        self.lines = Lines()
+        self.outbox = bytearray()
+        self.writable = select.poll()
+        self.writable.register(1, select.POLLOUT)
+
+    def run(self) -> int:
+        """From the first breath to the exit code."""
+        self.arm()
+        while not self.finished:
+            wait = max(0.0, min(self.due.values()) - time.monotonic()) if self.due else None
+            for key, _ in self.selector.select(wait):
+                key.data()
+            now = time.monotonic()
+            for action in [action for action, when in self.due.items() if when <= now]:
+                if self.due.pop(action, None) is not None:  # unless the one before has called it off
+                    action()
+        return next(self.codes[whose] for whose in CODE_ORDER if whose in self.codes)
+
+    def arm(self) -> None:
+        """The first phase: from here on nothing catches us unprepared. Then hello."""
+        trouble = ""
+        try:
+            prctl(PR_SET_CHILD_SUBREAPER, 1)
+        except OSError as error:
+            trouble = f"no subreaper, so orphans are found by their tag only: {error}"
+        for name in os.listdir("/proc/self/fd"):  # what was left open above us is not for the rank
+            try:
+                os.set_inheritable(int(name), int(name) <= 2)
+            except OSError:
+                pass  # the descriptor of this very listing
+        self.wakeup, wakeup_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
+        for caught in (signal.SIGCHLD, *STOPPING, *REPORTED):
+            signal.signal(caught, lambda *_: None)  # its number arrives on the wakeup pipe
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self.selector.register(self.wakeup, selectors.EVENT_READ, self.on_wakeup)  # first: the fast path
+        self.selector.register(0, selectors.EVENT_READ, self.on_input)
+        self.emit("hello", **introduction(), rank=self.rank)
+        if trouble:
+            self.note(trouble)
+
+    def hasten(self, action: Callable[[], None], delay: float) -> None:
+        """Let the action be due in `delay` seconds, if it was not due earlier anyway."""
+        when = time.monotonic() + delay
+        self.due[action] = min(when, self.due.get(action, when))
+
+    # words out
+
+    def emit(self, event: str, **fields: Any) -> None:
+        if event not in MAY_BE_DROPPED or len(self.outbox) < OUTBOX_LIMIT:
+            self.outbox += encode({"n": self.nonce, "e": event, **fields})
+            self.write()
+
+    def note(self, sentence: str) -> None:
+        self.emit("note", text=sentence)
+
+    def write(self) -> None:
+        """Hand over what the channel takes now. The description is not made non-blocking, for others hold it
+        too; but a pipe that polls writable takes PIPE_BUF bytes without blocking."""
+        try:
+            while self.outbox and self.writable.poll(0):
+                del self.outbox[: os.write(1, self.outbox[: select.PIPE_BUF])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.outbox.clear()
+            self.hasten(self.on_channel_end, 0.0)  # from the loop: our caller is in the middle of something
+        waiting = 1 in self.selector.get_map()
+        if self.outbox and not waiting:
+            self.selector.register(1, selectors.EVENT_WRITE, self.write)
+        elif waiting and not self.outbox:
+            self.selector.unregister(1)
+
+    # words in
+
+    def on_input(self) -> None:
+        try:
+            data = os.read(0, 65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        for line in self.lines.feed(data):
+            self.on_line(line)
+        if not data:  # a last line without its newline is no command
+            self.selector.unregister(0)
+            self.on_channel_end()
+
+    def on_line(self, line: bytes) -> None:
+        if len(line) > LINE_LIMIT:
+            if self.nonce.encode() in line:
+                self.note(f"a line of more than {LINE_LIMIT} bytes was dropped")
+            return
+        try:
+            command = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if isinstance(command, dict) and command.get("n") == self.nonce:
+            COMMANDS.get(str(command.get("c")), Agent.on_unknown)(self, command)
+
+    def on_unknown(self, command: dict[str, Any]) -> None:
+        self.note(f"unknown command {command.get('c')!r:.60}")
+
+    def on_ping(self, _: dict[str, Any]) -> None:
+        self.emit("pong")
+
+    def on_spec(self, command: dict[str, Any]) -> None:
+        if self.state != WAITING:
+            self.note(f"spec came while {self.state}: ignored")
+            return
+        self.parts.append(str(command.get("part")))
+        if sum(map(len, self.parts)) > SPEC_LIMIT:
+            self.refuse("spec", f"longer than {SPEC_LIMIT} characters")
+        elif not command.get("more"):
+            document, self.parts = "".join(self.parts), []
+            try:
+                self.spec = Spec(json.loads(document))
+            except (ValueError, RecursionError) as error:
+                self.refuse("spec", str(error))
+
+    def on_start(self, _: dict[str, Any]) -> None:
+        if self.state != WAITING:
+            self.note(f"start came while {self.state}: ignored")
+        elif self.spec is None:
+            self.refuse("spec", "start came before a whole spec")
+        else:
+            self.start(self.spec)
+
+    def on_stop(self, command: dict[str, Any]) -> None:
+        number, grace = self.manner()
+        self.take_code("order", command)
+        number = int(self.detail(command, "signal", 1, 64, number))
+        self.stop(number, self.detail(command, "grace", 0, GRACE_LIMIT, grace))
+
+    def on_kill(self, command: dict[str, Any]) -> None:
+        self.take_code("order", command)
+        self.stop(signal.SIGKILL, 0.0)
+
+    def on_bye(self, command: dict[str, Any]) -> None:
+        self.take_code("bye", command)
+        self.dismissed = True
+        if self.state == WAITING:
+            self.gone()
+        elif self.state == GONE:
+            self.leave_soon()
+
+    def take_code(self, whose: str, command: dict[str, Any]) -> None:
+        if "exit" in command:
+            self.codes[whose] = int(self.detail(command, "exit", 0, 255, EXIT_FAULT))
+
+    def detail(self, command: dict[str, Any], name: str, low: float, high: float, default: float) -> float:
+        """A number of a command. A bad one is noted and replaced: a stop with a wrong detail still stops."""
+        try:
+            return between(command.get(name, default), name, low, high)
+        except ValueError as error:
+            self.note(f"{command['c']}: {error}")
+            return default
+
+    def manner(self) -> tuple[int, float]:
+        """How a rank is stopped when nobody says how: signal, and seconds of grace."""
+        return (self.spec.stop_signal, self.spec.grace) if self.spec else (signal.SIGTERM, 0.0)
+
+    # starting
+
+    def start(self, spec: Spec) -> None:
+        """The second phase: open the logs, fork. Whether exec succeeded is learnt in `launched`."""
+        phase = ""
+        try:
+            for name, path in spec.logs:
+                phase = name
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY | os.O_CLOEXEC
+                self.logs.append(os.open(path, flags, 0o666))
+            phase = "fork"
+            self.report, report_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            keeper = os.getpid()
+            self.main = fork()
+        except OSError as error:
+            self.refuse(phase, str(error.strerror), error.errno or 0)
+            return
+        if self.main == 0:
+            become(spec, keeper, report_end, self.logs)
+        os.close(report_end)
+        self.state = STARTING
+        self.selector.register(self.report, selectors.EVENT_READ, self.launched)
+
+    def launched(self) -> None:
+        """The report pipe speaks: why there is no exec, or nothing, closed by the exec or by an early
+        death."""
+        words = os.read(self.report, select.PIPE_BUF).decode("utf-8", "replace")
+        self.selector.unregister(self.report)
+        os.close(self.report)
+        if self.state == STARTING:
+            self.judge(words)
+        self.reap()
+
+    def judge(self, words: str) -> None:
+        """What the child said, or its silence, decides between `refused` and `started`."""
+        child = process(self.main)  # a zombie at least, for only we reap it
+        if words:
+            phase, number, error = words.split(" ", 2)
+            self.refuse(phase, error, int(number))
+        elif child is None or not child.execed:
+            self.refuse("exec", "ended before exec")
+        else:
+            self.state = RUNNING
+            self.emit("started", pid=self.main)
+            if self.ordered:
+                self.tell(self.ordered)
+
+    def refuse(self, phase: str, error: str, number: int = 0) -> None:
+        missing = phase == "exec" and number == errno.ENOENT
+        self.codes["own"] = EXIT_NOT_FOUND if missing else EXIT_REFUSED
+        born = self.state == STARTING
+        self.state, self.main = CLEARING, 0
+        self.emit("refused", phase=phase, errno=number, error=error)
+        if not born:
+            self.gone()
+
+    # stopping
+
+    def stop(self, number: int, grace: float) -> None:
+        """The signal to the rank's group, KILL to whatever is left after the grace. A later stop can only
+        hasten that, and does not repeat the signal: many programs take a second TERM for `drop
+        everything`."""
+        if self.state == WAITING:
+            self.gone()
+        if self.state in HAS_TREE:
+            repeated, self.ordered = number == self.ordered, number
+            if self.state == RUNNING and not repeated:
+                self.tell(number)
+            self.hasten(self.kill, grace)
+
+    def tell(self, number: int) -> None:
+        """Signal the group that the main process leads. CONT lets a suspended rank see it."""
+        self.told = self.main
+        try:
+            os.killpg(self.main, number)
+            os.killpg(self.main, signal.SIGCONT)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            self.note("the rank cannot be signalled: its processes belong to another user")
+
+    def kill(self) -> None:
+        """One round of KILL to all of the rank, and the next round; GONE comes by `reap`, or when none is
+        left."""
+        self.due.setdefault(self.give_up, time.monotonic() + KILL_LIMIT)
+        alive = self.tree()
+        for each in alive:
+            if self.signal_one(each, signal.SIGKILL):
+                self.killed.add(each.identity)
+        if alive or self.state != CLEARING:
+            self.due[self.kill] = time.monotonic() + self.pause
+            self.pause = min(2 * self.pause, KILL_PAUSE[1])
+        else:
+            self.flush()
+
+    def give_up(self) -> None:
+        alive = [str(each.pid) for each in self.tree()]
+        self.left = len(alive)
+        if self.main:
+            self.main, self.codes["own"] = 0, SIGNAL_BASE + signal.SIGKILL
+        self.note(f"given up on processes that survive KILL: {', '.join(alive)}")
+        self.flush()
+
+    def signal_one(self, seen: Process, number: int) -> bool:
+        try:
+            return send(seen, number)
+        except PermissionError:
+            if seen.pid not in self.refusing:
+                self.refusing.add(seen.pid)
+                self.note(f"process {seen.pid} cannot be signalled: it belongs to another user")
+            return False
+
+    def tree(self) -> list[Process]:
+        """What is alive of the rank: our descendants, and whatever else carries its tag."""
+        everyone = processes()
+        below = descendants(everyone, os.getpid())
+        known = {each.pid for each in below}
+        tag = self.spec.tag if self.spec else b""
+        astray = [
+            each
+            for each in everyone
+            if each.pid not in known and (each.identity in self.killed or (tag and carries(each, tag)))
+        ]
+        return [each for each in below + astray if each.alive]
+
+    # ending
+
+    def on_wakeup(self) -> None:
+        """Signals have come. Children first, and always: a full pipe may have swallowed the word of them."""
+        caught = os.read(self.wakeup, 4096)
+        self.reap()
+        for number in dict.fromkeys(caught):
+            if number != signal.SIGCHLD:
+                self.on_signal(number)
+
+    def on_signal(self, caught: int) -> None:
+        self.emit("signalled", signal=caught)
+        if caught in STOPPING and not self.ordered:
+            if self.state == WAITING:
+                self.codes["own"] = SIGNAL_BASE + caught
+            self.stop(*self.manner())
+
+    def reap(self) -> None:
+        """Collect the dead: the main process first, for the engine waits for that one, then the orphans."""
+        if self.state == STARTING:
+            return  # the report pipe closes before its owner dies: `launched` comes first, and then this
+        ended = False
+        if self.main:
+            pid, status = os.waitpid(self.main, os.WNOHANG)
+            if pid:
+                ended = True
+                self.ended(status)
+        try:
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if pid == self.flusher:
+                    self.flushed(status)
+            childless = False
+        except ChildProcessError:
+            childless = True
+        if ended:
+            self.clear()
+        if childless and self.state == CLEARING:
+            self.look()
+
+    def ended(self, status: int) -> None:
+        """The fast path: nothing stands between the death and this line."""
+        self.state, self.main = CLEARING, 0
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        self.emit("ended", code=code, signal=killer, core=os.WCOREDUMP(status))
+        self.ended_at = time.monotonic()
+        self.codes["own"] = SIGNAL_BASE + killer if killer else code or 0
+
+    def clear(self) -> None:
+        """The main process has ended. TERM to those it left behind, unless a stop has told them already, and
+        KILL after the grace."""
+        alive = self.tree()
+        for each in alive:
+            if each.group != self.told:
+                self.signal_one(each, signal.SIGTERM)
+        if alive:
+            self.hasten(self.kill, self.manner()[1])
+        else:
+            self.flush()
+
+    def look(self) -> None:
+        """We have no child, hence no descendant. Has something got away from below us? Its end is announced
+        by no signal, so look again."""
+        if self.tree():
+            self.due[self.look] = time.monotonic() + LOOK_PAUSE
+        else:
+            self.flush()
+
+    def flush(self) -> None:
+        """Nothing is left. The logs go to the disk by a child's hand: a dead file system must not silence
+        us."""
+        self.state = FLUSHING
+        for action in (self.kill, self.give_up, self.look):
+            self.due.pop(action, None)
+        try:
+            self.flusher = fork()
+        except OSError as error:
+            self.note(f"the logs were not brought to the disk: {error.strerror}")
+            self.gone()
+            return
+        if self.flusher == 0:
+            write_down(self.logs)
+        self.hasten(self.unflushed, LOST_FLUSH if self.lost else FLUSH_LIMIT)
+
+    def flushed(self, status: int) -> None:
+        number = os.WEXITSTATUS(status) if os.WIFEXITED(status) else errno.EINTR
+        if number:
+            self.note(f"the logs did not reach the disk: {os.strerror(number)}")
+        self.due.pop(self.unflushed, None)
+        self.gone()
+
+    def unflushed(self) -> None:
+        self.flusher = 0
+        self.note("the logs did not reach the disk in time")
+        self.gone()
+
+    def gone(self) -> None:
+        self.state = GONE
+        self.emit("gone", killed=len(self.killed), left=self.left)
+        self.hasten(self.leave, FAREWELL)
+        if self.lost or self.dismissed:
+            self.leave_soon()
+
+    def leave_soon(self) -> None:
+        self.due[self.leave] = max(time.monotonic(), self.ended_at + LINGER)
+
+    def leave(self) -> None:
+        self.finished = True
+
+    def on_channel_end(self) -> None:
+        """Nobody hears us, or nobody speaks to us: the one case in which we decide."""
+        if self.lost:
+            return
+        self.lost = True
+        if self.state == GONE:
+            self.leave_soon()
+            return
+        self.codes["channel"] = EXIT_LOST
+        if self.state in HAS_TREE:
+            self.hasten(self.give_up, LOST_LIMIT)
+        elif self.state == FLUSHING:
+            self.hasten(self.unflushed, LOST_FLUSH)
+        self.stop(signal.SIGTERM, LOST_GRACE)
+
+
+COMMANDS: dict[str, Callable[[Agent, dict[str, Any]], None]] = {
+    "spec": Agent.on_spec,
+    "start": Agent.on_start,
+    "stop": Agent.on_stop,
+    "kill": Agent.on_kill,
+    "bye": Agent.on_bye,
+    "ping": Agent.on_ping,
+}
+
+
+def keep(nonce: str, rank: int) -> int:
+    """`run`: the exit code. A defect of ours leaves no rank behind: KILL, the traceback on stderr, 125."""
+    agent = Agent(nonce, rank)
+    try:
+        return agent.run()
+    except Exception:
+        for each in agent.tree():
+            agent.signal_one(each, signal.SIGKILL)
+        sys.excepthook(*sys.exc_info())
+        return EXIT_FAULT
+
+
+def sweep(tag: bytes) -> int:
+    """`sweep`: KILL whatever carries the tag until nothing does. Exit code 0, or 1 if something is left."""
+    end, pause = time.monotonic() + SWEEP_LIMIT, KILL_PAUSE[0]
+    killed: set[tuple[int, int]] = set()
+    while True:
+        alive = [each for each in processes() if each.alive and (each.identity in killed or carries(each, tag))]
+        if not alive or time.monotonic() > end:
+            break
+        for each in alive:
+            try:
+                if send(each, signal.SIGKILL):
+                    killed.add(each.identity)
+            except PermissionError:
+                pass  # counted as left
+        time.sleep(pause)
+        pause = min(2 * pause, KILL_PAUSE[1])
+    os.write(1, encode({"e": "swept", "killed": len(killed), "left": len(alive)}))
+    return 1 if alive else 0
+
+
+def main(arguments: list[str]) -> int:
+    verb, *rest = arguments or [""]
+    if verb == "run" and len(rest) == 2 and 0 < len(rest[0]) <= NONCE_LIMIT and rest[1].isdecimal():
+        return keep(rest[0], int(rest[1]))
+    if verb == "sweep" and len(rest) == 1 and rest[0]:
+        return sweep(os.fsencode(rest[0]))
+    sys.stderr.write("usage: agent.pyz run NONCE RANK | agent.pyz sweep TAG\n")
+    return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
