@@ -1,0 +1,331 @@
+"""The questions put to sacct, scontrol and squeue, and how their answers are read: nobody can lie by a name.
+
+A part of what these commands print belongs to the job's owner: its name, its comment, its paths. `sbatch
+--job-name=$'x\\n5|COMPLETED|0:0'` is accepted and printed as it is, newline included. So three rules hold
+here:
+
+1. **Ask for nothing that is free text.** The sacct query (`SACCT_FIELDS`) names only fields that Slurm itself
+   fills; a line with another shape is then an error, never a guess. The order begins
+   `JobIDRaw|State|ExitCode`, the record that existing outcome files hold.
+2. **Where free text cannot be avoided, judge the whole answer.** `scontrol show job` prints the name first
+   and comments later. The multi-line form puts the fields that Slurm fills on lines of their own that begin
+   with three spaces and a known key. No text can remove such a line, it can only add another: a known key
+   with two different values, or a second `JobId=` line, proves that somebody else wrote a part of the answer
+   (or that it holds several jobs), and the answer is refused (`Unreadable`). One line of an answer cannot
+   imitate another without a newline, so a name that holds `ExitCode=0:0` harms nothing.
+3. **Read fields whole.** `DerivedExitCode=0:0` is no `ExitCode`, in whichever order they stand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from supervisor.core.slurm import (
+    ExitCode,
+    Source,
+    State,
+    Unreadable,
+    expand_hostlist,
+    parse_duration,
+    parse_exit_code,
+    parse_job_id,
+    parse_state,
+    parse_time,
+)
+
+# --- records ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What one source said about one incarnation of an allocation.
+
+    `jobid` is the raw id, `display` the id with array task or component (`12_2`, `13+1`). Fields that a
+    source does not know are None, () or "". `raw` is the text that decides, as printed (scontrol: its known
+    lines joined by spaces).
+    """
+
+    source: Source
+    jobid: str
+    display: str
+    state: State
+    state_text: str
+    exit: ExitCode
+    derived: ExitCode | None
+    submit: float | None
+    start: float | None
+    end: float | None
+    user: str
+    cluster: str
+    nodes: tuple[str, ...]
+    raw: str
+    uid: int | None = None
+    batch_host: str = ""
+    time_limit: float | None = None
+    restarts: int | None = None
+
+    @property
+    def terminal(self) -> bool:
+        """Whether this record says that the job is over."""
+        return self.state.terminal
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step's row in accounting; `step` is its raw id, such as `270.0`."""
+
+    step: str
+    state: State
+    state_text: str
+    exit: ExitCode
+    start: float | None
+    end: float | None
+    nodes: tuple[str, ...]
+    raw: str
+
+
+SACCT_FIELDS: Final = (
+    "JobIDRaw",
+    "State",
+    "ExitCode",
+    "DerivedExitCode",
+    "JobID",
+    "Submit",
+    "Start",
+    "End",
+    "User",
+    "Cluster",
+    "NodeList",
+)
+"""Fields that sacct of 21.08 to 25.05 knows and that no user writes. `Restarts` is younger, names are free
+text.
+"""
+
+
+def sacct_argv(jobids: Iterable[str], cluster: str | None = None) -> list[str]:
+    """The query for these jobs, steps and earlier incarnations included.
+
+    `--starttime` is given because sacct's own default depends on its version (midnight, or the epoch with
+    `--jobs`); the epoch costs no more than yesterday, since the rows are found by id.
+    """
+    return [
+        "sacct",
+        "--parsable2",
+        "--noheader",
+        "--duplicates",
+        "--starttime=1970-01-01",
+        *([f"--clusters={cluster}"] if cluster else []),
+        "--jobs=" + ",".join(jobids),
+        "--format=" + ",".join(SACCT_FIELDS),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Accounting:
+    """What sacct knows about one job: the latest incarnation, its steps, how many there were."""
+
+    record: JobRecord | None
+    steps: tuple[StepRecord, ...] = ()
+    incarnations: int = 0
+
+
+def parse_sacct(text: str, jobid: str) -> Accounting:
+    """Read the answer to `sacct_argv` for one job (`123`, `123_4` or `123+1`; a plain id means JobIDRaw).
+
+    Raises `Unreadable` when any line of the answer has another shape than was asked for.
+    """
+    wanted = parse_job_id(jobid)
+    column = "JobIDRaw" if wanted.task is None and wanted.offset is None else "JobID"
+    found: list[tuple[JobRecord, list[StepRecord]]] = []
+    ours = False
+    for line in text.split("\n"):
+        if not line.strip():
+            continue
+        row = _sacct_row(line)
+        if "." not in row["JobIDRaw"]:
+            ours = row[column] == wanted.allocation
+            if ours:
+                found.append((_sacct_job(row, line), []))
+        elif ours:
+            # Steps follow their own incarnation's row.
+            found[-1][1].append(_sacct_step(row, line))
+    if not found:
+        return Accounting(None)
+    record, steps = max(enumerate(found), key=lambda item: (_age(item[1][0]), item[0]))[1]
+    return Accounting(record, tuple(steps), len(found))
+
+
+def _age(record: JobRecord) -> tuple[float, float]:
+    return (record.submit or 0.0, record.start or float("inf"))
+
+
+def _sacct_row(line: str) -> dict[str, str]:
+    fields = line.split("|")
+    if len(fields) != len(SACCT_FIELDS) or not re.fullmatch(r"\d+(\.[\w+]+)?", fields[0]):
+        raise Unreadable(f"sacct printed a line of another shape than asked for: {line[:200]!r}")
+    return dict(zip(SACCT_FIELDS, fields, strict=True))
+
+
+def _sacct_job(row: dict[str, str], line: str) -> JobRecord:
+    return JobRecord(
+        source="sacct",
+        jobid=row["JobIDRaw"],
+        display=row["JobID"],
+        state=parse_state(row["State"]),
+        state_text=row["State"],
+        exit=parse_exit_code(row["ExitCode"]),
+        derived=parse_exit_code(row["DerivedExitCode"]) if row["DerivedExitCode"] else None,
+        submit=parse_time(row["Submit"]),
+        start=parse_time(row["Start"]),
+        end=parse_time(row["End"]),
+        user=row["User"],
+        cluster=row["Cluster"],
+        nodes=_nodes(row["NodeList"]),
+        raw=line,
+    )
+
+
+def _sacct_step(row: dict[str, str], line: str) -> StepRecord:
+    return StepRecord(
+        step=row["JobIDRaw"],
+        state=parse_state(row["State"]),
+        state_text=row["State"],
+        exit=parse_exit_code(row["ExitCode"]),
+        start=parse_time(row["Start"]),
+        end=parse_time(row["End"]),
+        nodes=_nodes(row["NodeList"]),
+        raw=line,
+    )
+
+
+def _nodes(text: str) -> tuple[str, ...]:
+    try:
+        return expand_hostlist(text)
+    except ValueError as error:
+        raise Unreadable(f"Slurm printed a list of nodes that cannot be read: {error}") from None
+
+
+# --- scontrol -----------------------------------------------------------------------------------------------
+
+_KNOWN_LINES: Final = (
+    "UserId",
+    "JobState",
+    "Requeue",
+    "ExitCode",
+    "DerivedExitCode",
+    "RunTime",
+    "SubmitTime",
+    "StartTime",
+    "NodeList",
+    "BatchHost",
+)
+"""First keys of the lines that Slurm fills alone. The reason on the JobState line has its spaces replaced."""
+
+_KNOWN_LINE: Final = re.compile(r"^   ((?:" + "|".join(_KNOWN_LINES) + r")=.*)$", re.MULTILINE)
+_FIRST_LINE: Final = re.compile(
+    r"\n*JobId=(?P<job>\d+) (?:ArrayJobId=(?P<array>\d+) (?:ArrayTaskId=(?P<task>\S+) )?"
+    r"|HetJobId=(?P<het>\d+) HetJobOffset=(?P<offset>\d+) )?JobName="
+)
+
+
+def scontrol_argv(jobid: str, cluster: str | None = None) -> list[str]:
+    """The query for one job's record in the controller's memory, in the multi-line form that `parse_scontrol`
+    needs.
+    """
+    return ["scontrol", *([f"--clusters={cluster}"] if cluster else []), "show", "job", jobid]
+
+
+def parse_scontrol(text: str, jobid: str) -> JobRecord:
+    """Read `scontrol show job JOBID`; raises `Unreadable` when the answer could mean two things (see the
+    top).
+    """
+    wanted = parse_job_id(jobid)
+    head = _FIRST_LINE.match(text)
+    if not head:
+        raise Unreadable("scontrol's answer does not begin with JobId= and JobName=")
+    if len(re.findall(r"^JobId=", text, re.MULTILINE)) != 1:
+        raise Unreadable("scontrol's answer holds several records, or a text that imitates one")
+    display = _display(head)
+    if wanted.allocation not in (head["job"], display):
+        raise Unreadable(f"scontrol answered about job {display}, not about {jobid}")
+    field = _known_fields(text)
+    return JobRecord(
+        source="scontrol",
+        jobid=head["job"],
+        display=display,
+        state=parse_state(_need(field, "JobState")),
+        state_text=_need(field, "JobState"),
+        exit=parse_exit_code(_need(field, "ExitCode")),
+        derived=parse_exit_code(field["DerivedExitCode"]) if "DerivedExitCode" in field else None,
+        submit=parse_time(field.get("SubmitTime", "")),
+        start=parse_time(field.get("StartTime", "")),
+        end=parse_time(field.get("EndTime", "")),
+        user=field.get("UserId", ""),
+        cluster="",
+        nodes=_nodes(field.get("NodeList", "")),
+        raw=f"JobId={head['job']} " + " ".join(found[1] for found in _KNOWN_LINE.finditer(text)),
+        uid=int(field["uid"]) if "uid" in field else None,
+        batch_host=field.get("BatchHost", ""),
+        time_limit=parse_duration(field.get("TimeLimit", "")),
+        restarts=int(field["Restarts"]) if field.get("Restarts", "").isdecimal() else None,
+    )
+
+
+def _display(head: re.Match[str]) -> str:
+    if head["task"]:
+        return f"{head['array']}_{head['task']}"
+    return f"{head['het']}+{head['offset']}" if head["het"] else head["job"]
+
+
+def _need(field: Mapping[str, str], key: str) -> str:
+    if key not in field:
+        raise Unreadable(f"scontrol's answer has no line with {key}=")
+    return field[key]
+
+
+def _known_fields(text: str) -> dict[str, str]:
+    """Fields of the known lines. A key with two different values is refused."""
+    field: dict[str, str] = {}
+    for found in _KNOWN_LINE.finditer(text):
+        for key, value in _line_fields(found[1]):
+            if field.setdefault(key, value) != value:
+                raise Unreadable(
+                    f"scontrol's answer gives {key}= twice: a name or comment imitates Slurm's lines"
+                )
+    return field
+
+
+def _line_fields(line: str) -> list[tuple[str, str]]:
+    if line.startswith("UserId="):
+        # A user's name may hold spaces where a directory service supplies it; the id in brackets ends it.
+        found = re.match(r"UserId=(.*?)\((\d+)\) GroupId=", line)
+        return [("UserId", found[1]), ("uid", found[2])] if found else []
+    return [(key, value) for key, mark, value in (word.partition("=") for word in line.split()) if mark]
+
+
+# --- steps --------------------------------------------------------------------------------------------------
+
+
+def squeue_steps_argv(jobid: str, cluster: str | None = None) -> list[str]:
+    """The query for a job's living steps: the id first, for a step's name is free text."""
+    return [
+        "squeue",
+        *([f"--clusters={cluster}"] if cluster else []),
+        "--steps",
+        "--noheader",
+        f"--jobs={jobid}",
+        "--format=%i|%j",
+    ]
+
+
+def parse_squeue_steps(text: str) -> dict[str, str]:
+    """Step ids by step name. A name that two steps bear is left out: which one is meant cannot be known."""
+    ids: dict[str, list[str]] = {}
+    for line in text.split("\n"):
+        step, mark, name = line.partition("|")
+        if mark and re.fullmatch(r"\d+(?:[_+]\d+)?\.\w+", step.strip()):
+            ids.setdefault(name, []).append(step.strip())
+    return {name: found[0] for name, found in ids.items() if len(found) == 1}

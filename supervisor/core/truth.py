@@ -1,0 +1,375 @@
+"""Slurm's truth about one allocation: from answers to the record that decides, or to a doubt.
+
+Slurm keeps two books. *Accounting* (sacct) keeps a record for good, but late: rows arrive up to a minute
+after the fact, stay RUNNING when the end was lost, show codes of 128 and more folded, and one terminal row in
+twenty was once seen with a wrong code that was corrected afterwards. *The controller* (scontrol) knows first
+and knows the whole code, but forgets a job after MinJobAge. Either may be down. So one look proves little,
+and the absence of a job proves nothing. The rules:
+
+- A query has three outcomes: a **record**, **absent** (a valid answer without the job), **failed** (could not
+  ask, or the answer cannot be trusted). A failed query says nothing about the job.
+- The **latest incarnation** counts. A requeued job keeps its id and gets a new submit time; an ended record
+  with an older submit time than another source's record is history.
+- What each source said last, leaving failed queries out, gives a pair, and `_CHOICE` names who decides for
+  it.
+- An end is believed when two readings agree (both sources, or one twice) and none in between disagreed. Ends
+  after which a site may requeue (PREEMPTED, NODE_FAIL, ...) need the controller's word besides: present or
+  absent.
+- Success is COMPLETED with 0:0 in every agreeing reading. DerivedExitCode and the batch step decide nothing.
+- A plain id that names a whole array or heterogeneous job proves nothing about it: its parts have records.
+- Anything else is a doubt, which is neither success nor failure; it says why, in a sentence.
+
+Everything is pure: the same answers give the same truth, today or from a receipt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from supervisor.core import codes
+from supervisor.core.answers import Answer, Outcome, read_answer
+from supervisor.core.slurm import FOLD, ExitCode, Source, agrees
+from supervisor.core.slurm_records import JobRecord, StepRecord
+
+__all__ = ["Answer", "Outcome", "Standing", "Truth", "decide", "read_answer", "step_disagreements"]
+
+Standing = Literal["settled", "running", "unconfirmed", "differs", "absent", "unasked", "elsewhere", "several"]
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What Slurm's answers prove about a job.
+
+    `record` is the record that decides, or, for a doubt, the last one seen. `native` is the job's own exit
+    code, unfolded where the controller still knew it; None when the state has no code of its own. `doubt`
+    says why nothing is proven; it is None exactly when `standing` is "settled". `steps` are those of the
+    latest incarnation in accounting.
+    """
+
+    jobid: str
+    standing: Standing
+    record: JobRecord | None
+    native: ExitCode | None
+    doubt: str | None
+    notes: tuple[str, ...]
+    steps: tuple[StepRecord, ...]
+    answers: tuple[Answer, ...]
+
+    @property
+    def source(self) -> Source | None:
+        """Which book `record` is from."""
+        return self.record.source if self.record else None
+
+    @property
+    def settled(self) -> bool:
+        """Whether a record decides."""
+        return self.standing == "settled"
+
+    @property
+    def succeeded(self) -> bool:
+        """Proven success: COMPLETED and 0:0. False is no proof of failure; see `settled`."""
+        return self.settled and self.code == codes.OK
+
+    @property
+    def code(self) -> int:
+        """The exit code that this stands for: 0, the native code, the state's code, or 75 for a doubt."""
+        if not self.settled or self.record is None:
+            return codes.UNVERIFIABLE
+        if self.record.state.code is not None:
+            return self.record.state.code
+        if self.record.state.word == "COMPLETED":
+            return codes.OK
+        # FAILED with 0:0 is a code that was folded away, or no code at all: a failure without a code.
+        native = self.native.shell if self.native else 0
+        return native if 0 < native <= 255 else codes.FAILED
+
+    @property
+    def outcome_line(self) -> str:
+        """The line of `slurm_job_<id>_outcome.txt`: the raw record that decided or `<id>|UNVERIFIABLE|`."""
+        return self.record.raw if self.settled and self.record else f"{self.jobid}|UNVERIFIABLE|"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for receipts. `decide(jobid, [Answer.from_dict(a) for a in data["answers"]])` derives it
+        again.
+        """
+        return {
+            "jobid": self.jobid,
+            "standing": self.standing,
+            "state": self.record.state_text if self.record else None,
+            "source": self.source,
+            "exit_code": str(self.native) if self.native else None,
+            "raw": self.record.raw if self.record else None,
+            "code": self.code,
+            "doubt": self.doubt,
+            "notes": list(self.notes),
+            "answers": [answer.to_dict() for answer in self.answers],
+        }
+
+
+Kind = Literal["ended", "alive", "absent", "none"]
+Choice = Literal["accounting", "controller", "compare", "behind", "running", "stale", "absent", "unasked"]
+
+_CHOICE: Final[dict[tuple[Kind, Kind], Choice]] = {
+    # (accounting, controller)
+    ("ended", "ended"): "compare",
+    ("ended", "alive"): "behind",
+    ("ended", "absent"): "accounting",
+    ("ended", "none"): "accounting",
+    ("alive", "ended"): "controller",
+    ("alive", "alive"): "running",
+    ("alive", "absent"): "stale",
+    ("alive", "none"): "running",
+    ("absent", "ended"): "controller",
+    ("absent", "alive"): "running",
+    ("absent", "absent"): "absent",
+    ("absent", "none"): "unasked",
+    ("none", "ended"): "controller",
+    ("none", "alive"): "running",
+    ("none", "absent"): "unasked",
+    ("none", "none"): "unasked",
+}
+"""Who decides, by what each book said last. "none": it has given no valid answer at all."""
+
+ABSENCES: Final = 2
+"""So many valid answers of each book must lack the job before it counts as absent."""
+
+
+def decide(jobid: str, answers: Sequence[Answer]) -> Truth:
+    """Derive the truth from answers in the order in which they were given. See the rules at the top."""
+    return _Case(jobid, tuple(answers)).truth()
+
+
+class _Case:
+    """One derivation: the answers, what each book said last, and the sentences that accumulate on the way."""
+
+    def __init__(self, jobid: str, answers: tuple[Answer, ...]) -> None:
+        self.jobid = jobid
+        self.answers = answers
+        self.book = _last(answers, "sacct")
+        self.live = _last(answers, "scontrol")
+        self.notes: list[str] = []
+
+    def truth(self) -> Truth:
+        seen = next((a.record for a in (self.book, self.live) if a is not None and a.record is not None), None)
+        if seen is not None and re.match(re.escape(self.jobid) + r"[_+]", seen.display):
+            # One part's success would be taken for the success of all.
+            return self._doubt(
+                "several", seen, f"{self.jobid} names a job of several parts: ask for one, such as {seen.display}"
+            )
+        handler = {
+            "accounting": self._accounting,
+            "controller": self._controller,
+            "compare": self._compare,
+            "behind": self._behind,
+            "running": self._running,
+            "stale": self._stale,
+            "absent": self._absent,
+            "unasked": self._unasked,
+        }[_CHOICE[_kind(self.book), _kind(self.live)]]
+        return handler()
+
+    # Each of these is one row's answer.
+
+    def _accounting(self) -> Truth:
+        record = _record(self.book)
+        # The controller's last word is missing, or is of a time before the end that accounting recorded.
+        if _kind(self.live) in ("none", "alive"):
+            self.notes.append("the controller could not be asked about this end")
+            if record.state.returns:
+                return self._doubt(
+                    "unasked",
+                    record,
+                    f"{record.state.word} may be queued again, and scontrol could not be asked whether it is",
+                )
+        return self._confirm(record)
+
+    def _controller(self) -> Truth:
+        record = _record(self.live)
+        if self.book is None:
+            self.notes.append("accounting could not be asked; the controller's record decides")
+        elif self.book.record is None:
+            self.notes.append("accounting has no row of the job; the controller's record decides")
+        else:
+            self.notes.append(
+                f"accounting's row is stale ({self.book.record.state_text}); the controller's record decides"
+            )
+        return self._confirm(record)
+
+    def _compare(self) -> Truth:
+        book, live = _record(self.book), _record(self.live)
+        if _older(book, live):
+            self.notes.append("accounting's latest row is of an earlier incarnation; the controller's record decides")
+            return self._confirm(live)
+        if _older(live, book):
+            return self._doubt("differs", book, "accounting knows a later incarnation of the job than the controller")
+        if not _same(book, live):
+            return self._doubt("differs", book, f"Slurm's two books differ: {_pair(book)} and {_pair(live)}")
+        return self._confirm(book)
+
+    def _behind(self) -> Truth:
+        """Accounting says ended, the controller says alive: requeued, tidying up, or simply asked earlier."""
+        book, live = _record(self.book), _record(self.live)
+        if _older(book, live):
+            self.notes.append(f"an earlier incarnation ended {book.state_text} {book.exit}")
+            return self._running()
+        if live.state.phase == "ending":
+            self.notes.append(f"the controller is still tidying up ({live.state.word})")
+            return self._confirm(book)
+        if self._position(self.live) < self._position(self.book):
+            return self._accounting()
+        return self._doubt("differs", live, f"Slurm's two books differ: {_pair(book)} and {_pair(live)}")
+
+    def _running(self) -> Truth:
+        teller = max((a for a in (self.book, self.live) if _kind(a) == "alive"), key=self._position)
+        record = _record(teller)
+        since = self.answers[self._position(teller) + 1 :]
+        failed = [a for a in since if a.source == record.source]
+        if failed:
+            return self._doubt(
+                "unasked",
+                record,
+                f"{record.source} last said {record.state_text} and could not be asked since: {failed[-1].problem}",
+            )
+        if record.state.phase == "unknown":
+            return self._doubt("running", record, f"{record.source} says {record.state_text!r}, a state we do not know")
+        return self._doubt("running", record, f"the job is still in state {record.state.word} ({record.source})")
+
+    def _stale(self) -> Truth:
+        record = _record(self.book)
+        return self._doubt(
+            "unasked",
+            record,
+            f"accounting still says {record.state_text}, and the controller no longer knows the job",
+        )
+
+    def _absent(self) -> Truth:
+        counts = [sum(a.source == s and a.outcome == "absent" for a in self.answers) for s in ("sacct", "scontrol")]
+        if min(counts) < ABSENCES:
+            return self._doubt("unconfirmed", None, "the job was not found, which was not asked often enough to count")
+        return self._doubt("absent", None, f"neither sacct nor scontrol knows the job (asked {min(counts)} times)")
+
+    def _unasked(self) -> Truth:
+        problems = [f"{a.source}: {a.problem}" for a in self.answers[-2:] if a.outcome == "failed"]
+        return self._doubt("unasked", None, "Slurm could not be asked: " + ("; ".join(problems) or "no answer yet"))
+
+    # The end of a derivation.
+
+    def _confirm(self, chosen: JobRecord) -> Truth:
+        agreeing = self._agreeing(chosen)
+        if chosen.state.word == "COMPLETED" and not all(record.exit.zero for record in agreeing):
+            return self._doubt("differs", chosen, f"a record contradicts itself: {_pair(chosen)}")
+        if chosen.state.word == "REVOKED":
+            return self._doubt("elsewhere", chosen, "REVOKED: another cluster of the federation ran the job")
+        if len(agreeing) < 2:
+            earlier = [a.record for a in self.answers if a.record and a.record.terminal and a.record not in agreeing]
+            if earlier and not _older(earlier[-1], chosen):
+                return self._doubt("differs", chosen, f"readings differ: {_pair(earlier[-1])}, then {_pair(chosen)}")
+            return self._doubt("unconfirmed", chosen, f"{_pair(chosen)} was read only once")
+        return self._settle(chosen, agreeing)
+
+    def _agreeing(self, chosen: JobRecord) -> list[JobRecord]:
+        """The terminal records that agree with the chosen one, back to the last that did not."""
+        found: list[JobRecord] = []
+        for answer in reversed(self.answers):
+            if answer.record is None or not answer.record.terminal:
+                continue
+            if not _same(answer.record, chosen):
+                break
+            found.append(answer.record)
+        return found
+
+    def _settle(self, chosen: JobRecord, agreeing: list[JobRecord]) -> Truth:
+        native: ExitCode | None = None
+        if chosen.state.code is None:
+            whole = [record.exit for record in agreeing if record.source == "scontrol"]
+            native = whole[0] if whole else chosen.exit
+            if not whole and chosen.state.word == "FAILED" and not chosen.exit.signal:
+                self.notes.append(f"accounting folds codes: {chosen.exit} may stand for {chosen.exit.code + FOLD}")
+        derived = next((record.derived for record in agreeing if record.derived), None)
+        if derived and not derived.zero:
+            self.notes.append(f"a step ended {derived} (DerivedExitCode); that decides nothing about the job")
+        return self._tell("settled", chosen, native, None)
+
+    def _doubt(self, standing: Standing, record: JobRecord | None, sentence: str) -> Truth:
+        return self._tell(standing, record, None, sentence)
+
+    def _tell(self, standing: Standing, record: JobRecord | None, native: ExitCode | None, doubt: str | None) -> Truth:
+        if self.book is not None and self.book.incarnations > 1:
+            self.notes.append(f"accounting lists {self.book.incarnations} incarnations; the latest counts")
+        if record is not None and record.display != record.jobid:
+            self.notes.append(f"job {record.jobid} is {record.display}: this is the record of that one part")
+        return Truth(
+            jobid=self.jobid,
+            standing=standing,
+            record=record,
+            native=native,
+            doubt=doubt,
+            notes=tuple(self.notes),
+            steps=self.book.steps if self.book else (),
+            answers=self.answers,
+        )
+
+    def _position(self, answer: Answer | None) -> int:
+        return next((i for i, a in enumerate(self.answers) if a is answer), -1)
+
+
+def _last(answers: Sequence[Answer], source: Source) -> Answer | None:
+    return next((a for a in reversed(answers) if a.source == source and a.outcome != "failed"), None)
+
+
+def _kind(answer: Answer | None) -> Kind:
+    if answer is None:
+        return "none"
+    if answer.record is None:
+        return "absent"
+    return "ended" if answer.record.terminal else "alive"
+
+
+def _record(answer: Answer | None) -> JobRecord:
+    if answer is None or answer.record is None:
+        raise AssertionError("a row of _CHOICE asked for a record that its kind excludes")
+    return answer.record
+
+
+def _older(one: JobRecord, other: JobRecord) -> bool:
+    """Whether `one` is of an earlier incarnation than `other`."""
+    return one.submit is not None and other.submit is not None and one.submit < other.submit
+
+
+def _same(one: JobRecord, other: JobRecord) -> bool:
+    """Whether two terminal records tell the same end. Codes are compared only where they mean something: of a
+    job that was cancelled or ran out of time the two books record different ones.
+    """
+    if one.state.word != other.state.word or _older(one, other) or _older(other, one):
+        return False
+    if one.state.code is not None:
+        return True
+    if one.source == other.source:
+        return one.exit == other.exit
+    return one.exit.signal == other.exit.signal and one.exit.code % FOLD == other.exit.code % FOLD
+
+
+def _pair(record: JobRecord) -> str:
+    return f"{record.state_text} {record.exit} ({record.source})"
+
+
+def step_disagreements(steps: Sequence[StepRecord], seen: Mapping[str, int]) -> tuple[str, ...]:
+    """Sentences about our steps (raw step id -> the code we saw, 128 + N for signal N) that accounting tells
+    otherwise.
+
+    A missing or unfinished row is a sentence too: it is no contradiction, but no confirmation either.
+    """
+    rows = {step.step: step for step in steps}
+    found: list[str] = []
+    for name, code in seen.items():
+        row = rows.get(name)
+        if row is None:
+            found.append(f"accounting has no row of step {name}")
+        elif not row.state.terminal:
+            found.append(f"accounting still says {row.state_text} of step {name}")
+        elif not agrees(code, row.exit, "sacct") or (code == 0) != (row.state.word == "COMPLETED"):
+            found.append(f"step {name} ended with {code}; accounting says {row.state_text} {row.exit}")
+    return tuple(found)

@@ -1,0 +1,175 @@
+"""The questions to Slurm, asked for real: one process each, with a deadline, and never an exception for
+Slurm's trouble.
+
+A slurmctld that is down keeps squeue, scontrol and scancel for eight to ten seconds each, so every call has a
+deadline of its own (default 5 s) after which its process is killed. What a command prints is bounded: an
+answer beyond the limit is no answer. Command lines are argument lists, made in `core`; ids are checked before
+they become arguments. The environment is `query_environment`: no filter or format can slip in through a
+variable.
+
+Trouble (a command that is missing, late, too talkative, or that fails) comes back inside the `Answer`, or as
+None or False where the answer is simple. A `ValueError` means that the caller's id or signal is malformed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from supervisor.core.answers import Answer, read_answer, says_unknown_job
+from supervisor.core.slurm import JobId, Source, parse_job_id, query_environment
+from supervisor.core.slurm_records import parse_squeue_steps, sacct_argv, scontrol_argv, squeue_steps_argv
+
+DEADLINE: Final = 5.0
+MAX_OUTPUT: Final = 4 * 1024 * 1024
+_CHUNK: Final = 65_536
+
+
+def utc_now() -> datetime:
+    """The wall clock, for the `at` of an answer."""
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """How a command ended: `returncode` is None, and `trouble` a sentence, when it did not end by itself."""
+
+    returncode: int | None
+    stdout: str = ""
+    stderr: str = ""
+    trouble: str = ""
+
+
+class SlurmClient:
+    """Slurm's commands as found on PATH of `environ` (default: this process's), on one cluster (default: its
+    own).
+
+    `deadline` is in seconds a call, `max_output` in bytes for each of stdout and stderr.
+    """
+
+    def __init__(
+        self,
+        *,
+        environ: Mapping[str, str] | None = None,
+        cluster: str | None = None,
+        deadline: float = DEADLINE,
+        max_output: int = MAX_OUTPUT,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._environ = query_environment(os.environ if environ is None else environ)
+        self._cluster = cluster
+        self._deadline = deadline
+        self._max_output = max_output
+        self._now = now
+
+    async def sacct(self, jobid: str) -> Answer:
+        """What accounting says about a job, its steps included."""
+        parse_job_id(jobid)
+        return await self._ask("sacct", jobid, sacct_argv([jobid], self._cluster))
+
+    async def show_job(self, jobid: str) -> Answer:
+        """What the controller says: state, nodes, start, end (a running job's time limit), restarts, batch
+        host.
+        """
+        parse_job_id(jobid)
+        return await self._ask("scontrol", jobid, scontrol_argv(jobid, self._cluster))
+
+    async def steps_by_name(self, jobid: str) -> dict[str, str] | None:
+        """Ids of the job's living steps by name; {} when it has none, None when Slurm could not be asked."""
+        parse_job_id(jobid)
+        printed = await self.run(squeue_steps_argv(jobid, self._cluster))
+        if printed.returncode == 0:
+            return parse_squeue_steps(printed.stdout)
+        return {} if says_unknown_job(printed.returncode, printed.stderr) else None
+
+    async def signal_step(self, step: str, signame: str) -> bool:
+        """Ask Slurm to send a signal (`TERM`) to every task of a step (`123.0`).
+
+        True says that the request was taken, not that anything received it: scancel also ends with 0 for a
+        step that is already gone.
+        """
+        if not _is_step(parse_job_id(step)):
+            raise ValueError(f"{step!r} is no step that can be signalled: expected JOB.NUMBER")
+        if not re.fullmatch(r"[A-Z][A-Z0-9]{1,9}", signame):
+            raise ValueError(f"{signame!r} is no signal's name")
+        cluster = [f"--clusters={self._cluster}"] if self._cluster else []
+        printed = await self.run(["scancel", *cluster, f"--signal={signame}", step])
+        return printed.returncode == 0
+
+    async def _ask(self, source: Source, jobid: str, argv: Sequence[str]) -> Answer:
+        at = self._now().isoformat(timespec="milliseconds")
+        printed = await self.run(argv)
+        return read_answer(
+            source=source,
+            jobid=jobid,
+            argv=argv,
+            at=at,
+            returncode=printed.returncode,
+            stdout=printed.stdout,
+            stderr=printed.stderr,
+            trouble=printed.trouble,
+        )
+
+    async def run(self, argv: Sequence[str]) -> Printed:
+        """Run one command to its end, to the deadline, or to the limit of its output; it is gone when this
+        returns.
+        """
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=self._environ,
+            )
+        except OSError as error:
+            return Printed(None, trouble=f"{argv[0]} cannot be started: {error.strerror or error}")
+        out, err = bytearray(), bytearray()
+        trouble = ""
+        try:
+            async with asyncio.timeout(self._deadline):
+                await self._collect(process, out, err)
+        except TimeoutError:
+            trouble = f"{argv[0]} did not answer within {self._deadline:g} s"
+        except _TooMuch:
+            trouble = f"{argv[0]} printed more than {self._max_output} bytes"
+        finally:
+            await _end(process)
+        # Bytes that are no UTF-8 come from a name; they stay visible, and the text stays fit for JSON.
+        stdout, stderr = (bytes(data).decode("utf-8", "backslashreplace") for data in (out, err))
+        return Printed(None if trouble else process.returncode, stdout, stderr, trouble)
+
+    async def _collect(self, process: asyncio.subprocess.Process, out: bytearray, err: bytearray) -> None:
+        async def read(stream: asyncio.StreamReader | None, into: bytearray) -> bool:
+            while stream is not None and (data := await stream.read(_CHUNK)):
+                into += data[: self._max_output + 1 - len(into)]
+                if len(into) > self._max_output:
+                    return False
+            return True
+
+        whole = await asyncio.gather(read(process.stdout, out), read(process.stderr, err))
+        if not all(whole):
+            raise _TooMuch
+        await process.wait()
+
+
+class _TooMuch(Exception):
+    """A command printed more than it may."""
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill the process if it still lives, and reap it; also when the caller is being cancelled."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await asyncio.shield(process.wait())
+
+
+def _is_step(job: JobId) -> bool:
+    return job.step is not None and job.step.isdecimal()
