@@ -84,9 +84,7 @@ class Finding:
 
     contract: str  # the instance's id: "result", or "result@3" for rank 3's node
     answer: Answer
-    problems: tuple[
-        str, ...
-    ] = ()  # each names the file, the place in it, what was found and what was expected
+    problems: tuple[str, ...] = ()  # each names the file, the place in it, what was found and what was expected
     files: tuple[FileFact, ...] = ()
 
     @classmethod

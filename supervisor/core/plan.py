@@ -62,9 +62,7 @@ class PlanError(NamedTuple):
     def text(self, source: str) -> str:
         """`file:line: key.path: found ...; expected ...`, without the parts that are not known."""
         where = f"{source}:{self.line}" if self.line else source
-        return ": ".join(
-            filter(None, (where, self.key_path, f"found {self.found}; expected {self.expected}"))
-        )
+        return ": ".join(filter(None, (where, self.key_path, f"found {self.found}; expected {self.expected}")))
 
 
 class PlanErrors(Exception):
@@ -180,9 +178,7 @@ class Reader:
 class Kind:
     """What a value may be. `convert` returns it (normalised) or WRONG; `schema` tells programs the same."""
 
-    def __init__(
-        self, expected: str, schema: Schema, convert: Callable[[Any], Any] = lambda value: value
-    ) -> None:
+    def __init__(self, expected: str, schema: Schema, convert: Callable[[Any], Any] = lambda value: value) -> None:
         self.expected, self.schema, self.convert = expected, schema, convert
 
     def read(self, reader: Reader, at: str, value: Any) -> Any:
@@ -199,14 +195,9 @@ def _fits(value: Any, low: float | None, high: float | None, whole: bool) -> boo
     return low <= value <= high  # false for nan, and for infinity
 
 
-def number(
-    low: float | None, high: float | None, what: str = "a number of seconds", whole: bool = False
-) -> Kind:
+def number(low: float | None, high: float | None, what: str = "a number of seconds", whole: bool = False) -> Kind:
     """A finite number low..high (None: no bound); `whole`: an integer. It is not converted."""
-    text = [
-        "" if bound is None else f"{bound:.0f}" if bound == int(bound) else str(bound)
-        for bound in (low, high)
-    ]
+    text = ["" if bound is None else f"{bound:.0f}" if bound == int(bound) else str(bound) for bound in (low, high)]
     expected = what + (f", {'..'.join(text)}" if text[1] else f", {text[0]} or more" if text[0] else "")
     schema: Schema = {"type": "integer" if whole else "number"}
     schema |= {} if low is None else {"minimum": low}
@@ -247,9 +238,7 @@ class Text(Kind):
             return value if plain.isprintable() and re.fullmatch(pattern, plain) else WRONG
 
         schema = {"type": "string"} | ({} if empty else {"minLength": 1})
-        super().__init__(
-            expected, schema if pattern == ".*" else {**schema, "pattern": f"^(?:{pattern})$"}, convert
-        )
+        super().__init__(expected, schema if pattern == ".*" else {**schema, "pattern": f"^(?:{pattern})$"}, convert)
         self.words, self.pattern = words, pattern
 
     def read(self, reader: Reader, at: str, value: Any) -> Any:
@@ -263,9 +252,7 @@ class Text(Kind):
         reader.uses += [(at, word) for word in used]
         for word in (word for word in used if word not in self.words):
             known = " ".join(f"{{{each}}}" for each in self.words) or "no substitution"
-            reader.errors.append(
-                PlanError(at, f"{{{word}}}", f"{known}{_like(word, self.words)} ({{{{ is a brace)")
-            )
+            reader.errors.append(PlanError(at, f"{{{word}}}", f"{known}{_like(word, self.words)} ({{{{ is a brace)"))
         return text
 
 
@@ -292,9 +279,7 @@ class List(Kind):
 
     def __init__(self, item: Kind, least: int = 0, what: str = "a list") -> None:
         self.item, self.least = item, least
-        super().__init__(
-            what, {"type": "array", "items": item.schema} | ({"minItems": least} if least else {})
-        )
+        super().__init__(what, {"type": "array", "items": item.schema} | ({"minItems": least} if least else {}))
 
     def read(self, reader: Reader, at: str, value: Any) -> Any:
         if not isinstance(value, list | tuple) or len(value) < self.least:
@@ -318,11 +303,7 @@ class Names(Kind):
         strange = [key for key in value if not (key.isprintable() and re.fullmatch(self.key, key))]
         for key in strange:
             reader.say(join(at, key), key, self.what)
-        read = {
-            key: self.item.read(reader, join(at, key), each)
-            for key, each in value.items()
-            if key not in strange
-        }
+        read = {key: self.item.read(reader, join(at, key), each) for key, each in value.items() if key not in strange}
         return WRONG if strange else read
 
 
@@ -447,9 +428,7 @@ _NODE: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _RANGES: Final = r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*"
 _EVERYWHERE: Final = RUN_WORDS + RANK_WORDS
 
-FLAG: Final = Kind(
-    "true or false", {"type": "boolean"}, lambda value: value if isinstance(value, bool) else WRONG
-)
+FLAG: Final = Kind("true or false", {"type": "boolean"}, lambda value: value if isinstance(value, bool) else WRONG)
 SCALAR: Final = Kind(
     "a string, a finite number, true or false",
     {"type": ["string", "number", "boolean"]},
@@ -515,9 +494,9 @@ class Role:
         str | None,
         Rule(climbless("absolute", _EVERYWHERE), "working directory; default: where the run was started"),
     ] = None
-    stop_signal: Annotated[
-        str, Rule(choice(*SIGNALS, prefix="SIG"), "asks the ranks to end; read without SIG")
-    ] = "TERM"
+    stop_signal: Annotated[str, Rule(choice(*SIGNALS, prefix="SIG"), "asks the ranks to end; read without SIG")] = (
+        "TERM"
+    )
     grace: Annotated[float, Rule(number(0, 3600), "seconds from the stop signal to KILL")] = 30.0
     critical: Annotated[bool, Rule(FLAG, "a failure of these ranks fails the run")] = True
     may_finish: Annotated[bool, Rule(FLAG, "these ranks may end with 0 before the run may end")] = False
@@ -525,9 +504,7 @@ class Role:
         Literal["on", "off"],
         Rule(choice("on", "off"), "off: srun starts the command itself, without an agent"),
     ] = "on"
-    srun_options: Annotated[
-        tuple[str, ...], Rule(List(SRUN_OPTION), "further options of the step's srun")
-    ] = ()
+    srun_options: Annotated[tuple[str, ...], Rule(List(SRUN_OPTION), "further options of the step's srun")] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -535,12 +512,8 @@ class FieldRule:
     """What one field of a JSON file must be; all the rules that are given must hold."""
 
     exists: Annotated[bool | None, Rule(FLAG, "false: the field must not be there; else it must")] = None
-    equals: Annotated[str | int | float | bool | None, Rule(SCALAR, "the value; true is not 1, 1.0 is")] = (
-        None
-    )
-    min: Annotated[float | None, Rule(number(None, None, "a finite number"), "a number, at least this")] = (
-        None
-    )
+    equals: Annotated[str | int | float | bool | None, Rule(SCALAR, "the value; true is not 1, 1.0 is")] = None
+    min: Annotated[float | None, Rule(number(None, None, "a finite number"), "a number, at least this")] = None
     max: Annotated[float | None, Rule(number(None, None, "a finite number"), "a number, at most this")] = None
     length_min: Annotated[
         int | None, Rule(number(0, None, "a whole number", True), "least length of a list, table or string")
@@ -559,12 +532,8 @@ class Artifact:
             "file below the root; * ? [] match inside a name, ** any directories",
         ),
     ]
-    root: Annotated[str, Rule(climbless("absolute", _EVERYWHERE), "directory that no path leaves")] = (
-        "{run_dir}"
-    )
-    per: Annotated[
-        Literal["run", "node"], Rule(choice("run", "node"), "one contract a run, or one a node")
-    ] = "run"
+    root: Annotated[str, Rule(climbless("absolute", _EVERYWHERE), "directory that no path leaves")] = "{run_dir}"
+    per: Annotated[Literal["run", "node"], Rule(choice("run", "node"), "one contract a run, or one a node")] = "run"
     roles: Annotated[
         tuple[str, ...],
         Rule(List(NAME, 1, "a list of roles"), 'per = "node": the roles whose nodes; default: all'),
@@ -573,9 +542,7 @@ class Artifact:
         int, Rule(number(1, 1_000_000, "a number of files", whole=True), "at least so many files match")
     ] = 1
     non_empty: Annotated[bool, Rule(FLAG, "an empty file does not count")] = True
-    format: Annotated[
-        Literal["any", "json"], Rule(choice("any", "json"), "json: one JSON object or list")
-    ] = "any"
+    format: Annotated[Literal["any", "json"], Rule(choice("any", "json"), "json: one JSON object or list")] = "any"
     fields: Annotated[
         dict[str, FieldRule],
         Rule(
@@ -594,9 +561,7 @@ class Artifact:
 class Marker:
     """The coordinator's exit-code file."""
 
-    path: Annotated[str, Rule(climbless("absolute", RUN_WORDS), "where it is")] = (
-        "{run_dir}/.bench_done.{jobid}"
-    )
+    path: Annotated[str, Rule(climbless("absolute", RUN_WORDS), "where it is")] = "{run_dir}/.bench_done.{jobid}"
     by: Annotated[
         Literal["supervisor", "coordinator"], Rule(choice("supervisor", "coordinator"), "who publishes it")
     ] = "supervisor"
@@ -609,15 +574,11 @@ class Deadlines:
 
     hello: Annotated[float, Rule(number(1, 3600), "from a step's start to its agent's hello")] = 60.0
     run: Annotated[float | None, Rule(LIMIT, "from the run's start to its end")] = None
-    artifacts: Annotated[
-        float | None, Rule(LIMIT, "from the run's start until every contract is decided")
-    ] = None
+    artifacts: Annotated[float | None, Rule(LIMIT, "from the run's start until every contract is decided")] = None
     finalization: Annotated[float, Rule(number(1, 3600), "the finalization window of a node")] = 120.0
     collect: Annotated[float, Rule(number(1, 14_400), "collecting files after the end")] = 60.0
     silence: Annotated[float, Rule(number(10, 3600), "an agent that is silent this long is lost")] = 60.0
-    journal: Annotated[
-        float, Rule(number(1, 300), "writing the journal; past it the run goes on in memory")
-    ] = 5.0
+    journal: Annotated[float, Rule(number(1, 300), "writing the journal; past it the run goes on in memory")] = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -657,9 +618,7 @@ class Plan:
             "run.start",
         ),
     ] = "together"
-    coordinator: Annotated[
-        int | None, Rule(Coordinator(), "the rank whose end ends the run", "coordinator")
-    ] = None
+    coordinator: Annotated[int | None, Rule(Coordinator(), "the rank whose end ends the run", "coordinator")] = None
     marker: Annotated[
         Marker, Rule(Table(rules_of(Marker), shape=Marker), "the coordinator's exit-code file", "marker")
     ] = Marker()
@@ -751,16 +710,12 @@ def _coordinator_exists(draft: Draft, uses: Uses) -> Iterator[PlanError]:
         if who not in roles:
             yield PlanError("coordinator.role", show(who), f"a role of the plan{_like(who, roles)}")
         elif len(roles[who]) != 1:
-            yield PlanError(
-                "coordinator.role", f"{len(roles[who])} ranks in role {who}", "exactly one; else give rank"
-            )
+            yield PlanError("coordinator.role", f"{len(roles[who])} ranks in role {who}", "exactly one; else give rank")
     elif not any(who in ranks for ranks in roles.values()):
         yield PlanError("coordinator.rank", str(who), "a rank of one of the roles")
     for name, ranks in roles.items():
         if (name == who or who in ranks) and draft["roles"][name]["critical"] is False:
-            yield PlanError(
-                f"{join('roles', name)}.critical", "false", "true: the coordinator is in this role"
-            )
+            yield PlanError(f"{join('roles', name)}.critical", "false", "true: the coordinator is in this role")
 
 
 def _artifacts_agree(draft: Draft, uses: Uses) -> Iterator[PlanError]:
@@ -772,9 +727,7 @@ def _artifacts_agree(draft: Draft, uses: Uses) -> Iterator[PlanError]:
     for i, artifact in enumerate(() if artifacts is WRONG else artifacts):
         name = artifact["name"]
         if name is not WRONG and seen.setdefault(name, i) != i:
-            yield PlanError(
-                f"artifacts[{i}].name", f"{name} again", f"another name than artifacts[{seen[name]}]"
-            )
+            yield PlanError(f"artifacts[{i}].name", f"{name} again", f"another name than artifacts[{seen[name]}]")
         for key, found, expected in (*_contents(artifact), *_places(artifact, _ranks(draft))):
             yield PlanError(f"artifacts[{i}].{key}", found, expected)
 
@@ -784,12 +737,7 @@ def _contents(artifact: Draft) -> Iterator[tuple[str, str, str]]:
     rules, pattern, count = artifact["fields"], artifact["path"], artifact["count"]
     if rules and artifact["format"] == "any":
         yield "fields", 'format = "any"', 'format = "json" for rules about fields'
-    if (
-        isinstance(pattern, str)
-        and isinstance(count, int)
-        and count > 1
-        and not re.search(r"[*?\[]", pattern)
-    ):
+    if isinstance(pattern, str) and isinstance(count, int) and count > 1 and not re.search(r"[*?\[]", pattern):
         yield "count", str(count), "1, for the path names one file; or a pattern in the path"
     for key, rule in rules.items() if isinstance(rules, dict) else ():
         if not isinstance(rule, FieldRule):
@@ -825,12 +773,7 @@ def _words_known(draft: Draft, uses: Uses) -> Iterator[PlanError]:
         if word == "coordinator_node" and draft["coordinator"] is None:
             yield PlanError(at, "{coordinator_node} in a plan without a coordinator", "a [coordinator] table")
         place = re.match(r"artifacts\[(\d+)\]", at)
-        if (
-            place
-            and word in RANK_WORDS
-            and artifacts is not WRONG
-            and artifacts[int(place[1])]["per"] == "run"
-        ):
+        if place and word in RANK_WORDS and artifacts is not WRONG and artifacts[int(place[1])]["per"] == "run":
             yield PlanError(at, f'{{{word}}} with per = "run"', 'per = "node"')
 
 
@@ -854,9 +797,7 @@ def _section(name: str, items: list[Field]) -> Field:
         return items[0]._replace(name=name)
     needed = [item.name for item in items if item.default is MISSING]
     table = Table(tuple(items), f"a table with {' and '.join(needed)}" if needed else "a table")
-    return Field(
-        name, Rule(table, f"the table [{name}]"), MISSING if needed else table.read(Reader(), name, {})
-    )
+    return Field(name, Rule(table, f"the table [{name}]"), MISSING if needed else table.read(Reader(), name, {}))
 
 
 def parse_plan(data: Any, source: str) -> Plan:
