@@ -1,0 +1,167 @@
+"""The house's two laws, read from the sources: the core touches nothing, and imports go one way.
+
+cli, service -> engine -> launch, watch, scheduler, hosts -> core;   contracts -> core;   agent stands alone
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import supervisor
+
+HOUSE = Path(supervisor.__file__).parent
+CORE = sorted((HOUSE / "core").glob("*.py"))
+
+PURE = {
+    "__future__": None,
+    "bisect": None,
+    "collections": None,
+    "collections.abc": None,
+    "dataclasses": None,
+    "datetime": None,  # to read and write times that were given; CLOCKS forbids asking for one
+    "difflib": None,
+    "enum": None,
+    "functools": None,
+    "hashlib": None,
+    "itertools": None,
+    "json": None,
+    "math": None,
+    "operator": None,
+    "pathlib": {"PurePath", "PurePosixPath"},  # names only: the other classes reach the disk
+    "re": None,
+    "string": None,
+    "types": None,
+    "typing": None,
+}
+"""What core may import of the standard library: the module, and which names if not all."""
+
+REACHING = {"open", "input", "print", "exec", "eval", "compile", "__import__", "breakpoint"}
+"""Builtins that reach the world, or that hide what is imported."""
+CLOCKS = {"now", "utcnow", "today", "monotonic", "perf_counter", "time_ns"}
+
+ANYTHING = frozenset(
+    {"agent", "cli", "contracts", "core", "engine", "hosts", "launch", "scheduler", "service", "watch"}
+)
+ARROWS: dict[str, frozenset[str]] = {
+    "core": frozenset(),
+    "agent": frozenset(),  # it runs alone on a node; building its archive needs nothing of ours either
+    "contracts": frozenset({"core"}),
+    "watch": frozenset({"core"}),
+    "hosts": frozenset({"core"}),
+    "scheduler": frozenset({"core", "hosts"}),
+    "launch": frozenset({"core", "hosts", "scheduler", "agent"}),  # a step is signalled through Slurm's client
+    "engine": frozenset({"core", "contracts", "agent", "launch", "watch", "scheduler", "hosts"}),
+    "service": ANYTHING - {"cli", "service"},
+    "cli": ANYTHING - {"cli"},
+}
+"""package -> the packages of ours that it may import, besides itself."""
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each imported module and the names taken from it; imports inside functions and TYPE_CHECKING count too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, ()) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import; write the whole name"
+            yield node.module or "", tuple(alias.name for alias in node.names)
+
+
+def impurities(source: str) -> list[str]:
+    """What a module of the core does that it must not."""
+    tree, found = ast.parse(source), []
+    for module, names in imports(tree):
+        if module == "supervisor.core" or module.startswith("supervisor.core."):
+            continue
+        allowed = PURE.get(module)
+        if module not in PURE:
+            found.append(f"import {module}")
+        elif allowed is not None and (not names or set(names) - allowed):
+            found.append(f"from {module} import {', '.join(names) or '(all of it)'}")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in REACHING:
+            found.append(f"{node.func.id}()")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CLOCKS:
+            found.append(f".{node.func.attr}()")
+        elif isinstance(node, ast.AsyncFunctionDef | ast.Await):
+            found.append("async")
+    return found
+
+
+def wrong_arrows(package: str, source: str) -> list[str]:
+    """Imports of our packages that `package` must not have."""
+    found = []
+    for module, names in imports(ast.parse(source)):
+        if module.split(".")[0] != "supervisor":
+            continue
+        parts = module.split(".")
+        targets = {parts[1]} if len(parts) > 1 else {name for name in names if name in ARROWS}
+        found += sorted(targets - ARROWS[package] - {package})
+    return found
+
+
+@pytest.mark.parametrize("path", CORE, ids=lambda path: path.name)
+def test_core_imports_only_pure_modules_and_asks_no_clock(path: Path) -> None:
+    assert impurities(path.read_text()) == []
+
+
+def modules() -> list[tuple[str, Path]]:
+    return [(path.relative_to(HOUSE).parts[0], path) for path in sorted(HOUSE.glob("*/**/*.py"))]
+
+
+@pytest.mark.parametrize(("package", "path"), modules(), ids=lambda value: getattr(value, "name", value))
+def test_imports_go_one_way(package: str, path: Path) -> None:
+    assert wrong_arrows(package, path.read_text()) == []
+
+
+def test_every_package_has_its_arrows() -> None:
+    found = {path.parent.name for path in HOUSE.glob("*/__init__.py")}
+    assert found <= set(ARROWS)
+    assert {"core", "contracts", "cli"} <= found
+
+
+def test_the_arrows_have_no_circle() -> None:
+    done: set[str] = set()
+    while free := {name for name, targets in ARROWS.items() if targets <= done} - done:
+        done |= free
+    assert done == set(ARROWS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os",
+        "import asyncio",
+        "import supervisor.engine.journal",
+        "from supervisor.cli import plans",
+        "from pathlib import Path",
+        "import pathlib",
+        "def f():\n    import time",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import socket",
+        "import msgspec",
+        "open('x')",
+        "from datetime import datetime\ndatetime.now()",
+        "async def f(): ...",
+    ],
+)
+def test_an_impurity_is_seen(source: str) -> None:
+    assert impurities(source)
+
+
+@pytest.mark.parametrize(
+    ("package", "source"),
+    [
+        ("core", "import supervisor.engine"),
+        ("watch", "from supervisor import engine"),
+        ("scheduler", "from supervisor.launch.base import Launcher"),
+        ("engine", "def f():\n    from supervisor.cli.plans import load_plan"),
+        ("agent", "from supervisor.core import codes"),
+        ("service", "from supervisor.cli import check"),
+    ],
+)
+def test_a_wrong_arrow_is_seen(package: str, source: str) -> None:
+    assert wrong_arrows(package, source)
