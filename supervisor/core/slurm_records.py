@@ -69,8 +69,18 @@ class JobRecord:
 
     @property
     def terminal(self) -> bool:
-        """Whether this record says that the job is over."""
-        return self.state.terminal
+        """Whether this record says that the job is over.
+
+        Accounting writes the state first where its daemon was down at the end: `FAILED|0:0` with an unknown
+        End was seen for seconds, and then became `FAILED|4:0`. Without its End a row is not finished.
+        """
+        return self.state.terminal and (self.source != "sacct" or self.end is not None)
+
+    @property
+    def words(self) -> str:
+        """State and code for a sentence, with the source."""
+        unfinished = ", without an end" if self.state.terminal and not self.terminal else ""
+        return f"{self.state_text} {self.exit} ({self.source}{unfinished})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +302,7 @@ def _known_fields(text: str) -> dict[str, str]:
     for found in _KNOWN_LINE.finditer(text):
         for key, value in _line_fields(found[1]):
             if field.setdefault(key, value) != value:
-                raise Unreadable(
-                    f"scontrol's answer gives {key}= twice: a name or comment imitates Slurm's lines"
-                )
+                raise Unreadable(f"scontrol's answer gives {key}= twice: a name or comment imitates Slurm's lines")
     return field
 
 

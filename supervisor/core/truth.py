@@ -193,9 +193,7 @@ class _Case:
         elif self.book.record is None:
             self.notes.append("accounting has no row of the job; the controller's record decides")
         else:
-            self.notes.append(
-                f"accounting's row is stale ({self.book.record.state_text}); the controller's record decides"
-            )
+            self.notes.append(f"accounting's row is stale: {self.book.record.words}; the controller's record decides")
         return self._confirm(record)
 
     def _compare(self) -> Truth:
@@ -206,7 +204,7 @@ class _Case:
         if _older(live, book):
             return self._doubt("differs", book, "accounting knows a later incarnation of the job than the controller")
         if not _same(book, live):
-            return self._doubt("differs", book, f"Slurm's two books differ: {_pair(book)} and {_pair(live)}")
+            return self._doubt("differs", book, f"Slurm's two books differ: {book.words} and {live.words}")
         return self._confirm(book)
 
     def _behind(self) -> Truth:
@@ -220,7 +218,7 @@ class _Case:
             return self._confirm(book)
         if self._position(self.live) < self._position(self.book):
             return self._accounting()
-        return self._doubt("differs", live, f"Slurm's two books differ: {_pair(book)} and {_pair(live)}")
+        return self._doubt("differs", live, f"Slurm's two books differ: {book.words} and {live.words}")
 
     def _running(self) -> Truth:
         teller = max((a for a in (self.book, self.live) if _kind(a) == "alive"), key=self._position)
@@ -235,6 +233,8 @@ class _Case:
             )
         if record.state.phase == "unknown":
             return self._doubt("running", record, f"{record.source} says {record.state_text!r}, a state we do not know")
+        if record.state.terminal:
+            return self._doubt("unconfirmed", record, f"accounting is being written: {record.words}")
         return self._doubt("running", record, f"the job is still in state {record.state.word} ({record.source})")
 
     def _stale(self) -> Truth:
@@ -242,7 +242,7 @@ class _Case:
         return self._doubt(
             "unasked",
             record,
-            f"accounting still says {record.state_text}, and the controller no longer knows the job",
+            f"accounting still says {record.words}, and the controller no longer knows the job",
         )
 
     def _absent(self) -> Truth:
@@ -260,14 +260,14 @@ class _Case:
     def _confirm(self, chosen: JobRecord) -> Truth:
         agreeing = self._agreeing(chosen)
         if chosen.state.word == "COMPLETED" and not all(record.exit.zero for record in agreeing):
-            return self._doubt("differs", chosen, f"a record contradicts itself: {_pair(chosen)}")
+            return self._doubt("differs", chosen, f"a record contradicts itself: {chosen.words}")
         if chosen.state.word == "REVOKED":
             return self._doubt("elsewhere", chosen, "REVOKED: another cluster of the federation ran the job")
         if len(agreeing) < 2:
             earlier = [a.record for a in self.answers if a.record and a.record.terminal and a.record not in agreeing]
             if earlier and not _older(earlier[-1], chosen):
-                return self._doubt("differs", chosen, f"readings differ: {_pair(earlier[-1])}, then {_pair(chosen)}")
-            return self._doubt("unconfirmed", chosen, f"{_pair(chosen)} was read only once")
+                return self._doubt("differs", chosen, f"readings differ: {earlier[-1].words}, then {chosen.words}")
+            return self._doubt("unconfirmed", chosen, f"{chosen.words} was read only once")
         return self._settle(chosen, agreeing)
 
     def _agreeing(self, chosen: JobRecord) -> list[JobRecord]:
@@ -350,10 +350,6 @@ def _same(one: JobRecord, other: JobRecord) -> bool:
     if one.source == other.source:
         return one.exit == other.exit
     return one.exit.signal == other.exit.signal and one.exit.code % FOLD == other.exit.code % FOLD
-
-
-def _pair(record: JobRecord) -> str:
-    return f"{record.state_text} {record.exit} ({record.source})"
 
 
 def step_disagreements(steps: Sequence[StepRecord], seen: Mapping[str, int]) -> tuple[str, ...]:

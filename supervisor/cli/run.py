@@ -1,0 +1,196 @@
+"""`allocctl run`: a plan to a proven verdict, through srun inside an allocation, else on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from supervisor.cli.runs import complain, register
+from supervisor.core import codes
+
+if TYPE_CHECKING:
+    from supervisor.core.layout import Layout
+    from supervisor.core.plan import Plan
+    from supervisor.launch.base import Launcher
+    from supervisor.scheduler.client import SlurmClient
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The verb's arguments."""
+    parser = subparsers.add_parser("run", help="run a plan to a proven verdict")
+    parser.add_argument("plan", help="the plan, a TOML file")
+    parser.add_argument("--dir", help="where run directories are made (default: $ALLOCD_RUNS, else the plan's run.dir)")
+    parser.add_argument("--local", action="store_true", help="run on this machine, even inside an allocation")
+    parser.add_argument("--dry-run", action="store_true", help="print every command line exactly, start nothing")
+    parser.add_argument("--json", action="store_true", help="print the run's receipt on stdout at the end")
+    parser.add_argument("-q", "--quiet", action="store_true", help="nothing but the run's id on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the plan. Returns the run's exit code, or 78 when nothing could be started."""
+    from supervisor.cli.plans import load_plan
+    from supervisor.core.plan import PlanErrors
+    from supervisor.engine.prepare import Unfit
+
+    try:
+        plan = load_plan(args.plan)
+        return _run(args, plan)
+    except PlanErrors as errors:
+        print(errors, file=sys.stderr)
+    except Unfit as error:
+        complain(error)
+    return codes.CONFIG
+
+
+def _run(args: argparse.Namespace, plan: Plan) -> int:
+    from supervisor.engine import prepare
+
+    in_slurm = "SLURM_JOB_ID" in os.environ and not args.local
+    base = args.dir or os.environ.get("ALLOCD_RUNS") or plan.base
+    launcher: Launcher
+    client: SlurmClient | None = None
+    if in_slurm:
+        jobid, attempt, nodes = _allocation(plan)
+        launcher, client = _srun()
+    else:
+        from supervisor.launch.local import LocalLauncher
+
+        attempt = prepare.local_attempt()
+        jobid, nodes, launcher = attempt, prepare.local_nodes(plan), LocalLauncher()
+    if args.dry_run:
+        return _dry_run(prepare.layout_for(plan, base, attempt, jobid, nodes), launcher, args.json)
+    with open(args.plan, encoding="utf-8") as file:
+        text = file.read()
+    prepared = prepare.prepare(plan, text, base, attempt, jobid, nodes)
+    try:
+        return _drive(args, prepared.layout, launcher, client, text)
+    finally:
+        if prepared.lock is not None:
+            os.close(prepared.lock)
+
+
+def _allocation(plan: Plan) -> tuple[str, str, tuple[str, ...]]:
+    """The job's id, the attempt's id, and the node of each rank. Raises Unfit."""
+    from supervisor.core.slurm import Unreadable, expand_hostlist
+    from supervisor.engine.prepare import Unfit, slurm_nodes
+
+    jobid = os.environ["SLURM_JOB_ID"]
+    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+    attempt = jobid if restarts in ("", "0") else f"{jobid}.r{restarts}"
+    listed = os.environ.get("SLURM_JOB_NODELIST") or os.environ.get("SLURM_NODELIST", "")
+    try:
+        allocated = expand_hostlist(listed)
+    except Unreadable as error:
+        raise Unfit(f"SLURM_JOB_NODELIST cannot be read: {error}") from error
+    if not jobid.isdecimal() or not allocated:
+        raise Unfit("SLURM_JOB_ID is set, but this is no allocation (no SLURM_JOB_NODELIST): unset it, or use --local")
+    return jobid, attempt, slurm_nodes(plan, allocated)
+
+
+def _srun() -> tuple[Launcher, SlurmClient]:
+    from supervisor.engine.prepare import Unfit
+    from supervisor.launch.srun import SrunLauncher
+    from supervisor.scheduler.client import SlurmClient
+
+    srun = shutil.which("srun")
+    if srun is None:
+        raise Unfit("SLURM_JOB_ID is set, but there is no srun on PATH: add Slurm's bin directory, or use --local")
+    client = SlurmClient()
+    return SrunLauncher(client, srun), client
+
+
+def _dry_run(layout: Layout, launcher: Launcher, as_json: bool) -> int:
+    """Every command line exactly as it would run, in the order of ranks."""
+    steps = [
+        {
+            "rank": rank,
+            "node": layout.nodes[rank],
+            "step": list(launcher.step(layout, rank).argv),
+            "command": layout.rank_command(rank),
+        }
+        for rank in layout.plan.ranks
+    ]
+    if as_json:
+        print(json.dumps({"schema_version": 1, "run_dir": layout.run_dir, "steps": steps}, indent=1))
+        return codes.OK
+    for item in steps:
+        print(f"# rank {item['rank']} on {item['node']}: {shlex.join(item['command'])}")  # type: ignore[arg-type]
+        print(shlex.join(item["step"]))  # type: ignore[arg-type]
+    return codes.OK
+
+
+def _drive(
+    args: argparse.Namespace, layout: Layout, launcher: Launcher, client: SlurmClient | None, plan_text: str
+) -> int:
+    import tomllib
+
+    from supervisor.cli.live import reporter
+    from supervisor.core import events as ev
+    from supervisor.engine.session import drive
+    from supervisor.launch.process import use_pidfd_watcher
+
+    register(layout.run_id, layout.run_dir)
+    opening = ev.RunOpened(
+        run_id=layout.run_id,
+        jobid=layout.jobid,
+        run_dir=layout.run_dir,
+        marker=layout.marker,
+        nodes=list(layout.nodes),
+        launcher=launcher.kind,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        plan=tomllib.loads(plan_text),
+        versions=versions(),
+    )
+    if args.quiet:
+        print(layout.run_id, flush=True)
+    else:
+        complain(f"run {layout.run_id} in {layout.run_dir}")
+    printer, report = (None, None) if args.quiet else reporter()
+    use_pidfd_watcher()
+    try:
+        outcome = drive(layout, launcher, opening, client=client, report=report, warning=_not_the_batch_process())
+    finally:
+        if printer is not None:
+            printer.close()
+    if args.json:
+        print(json.dumps(outcome.receipt, indent=1, ensure_ascii=False))
+    for text in outcome.trouble:
+        complain(text)
+    verdict = outcome.receipt["verdict"]
+    observed = "" if verdict["final"] else ", first observed"
+    summary = f"{verdict['outcome']}{observed}: {verdict['summary']}"
+    complain(f"{layout.run_id}: {summary} [exit {outcome.code}, origin {verdict['origin']}]")
+    return outcome.code
+
+
+def versions() -> dict[str, str]:
+    """What the receipt says of the software."""
+    import platform
+
+    from supervisor import __version__
+
+    return {"allocd": __version__, "python": platform.python_version(), "system": platform.release()}
+
+
+def _not_the_batch_process() -> str | None:
+    """Slurm's early signal reaches only the batch script's own process: say so when that is not us."""
+    if os.environ.get("ENVIRONMENT") != "BATCH" or "SLURM_JOB_ID" not in os.environ:
+        return None
+    try:
+        with open(f"/proc/{os.getppid()}/comm", encoding="utf-8") as file:
+            parent = file.read().strip()
+    except OSError:
+        return None
+    if parent.startswith("slurmstepd"):
+        return None
+    return (
+        f"allocctl is a child of {parent!r}, not the batch script's own process: Slurm's signals to the script do not "
+        "reach it. Start it with `exec allocctl run ...` as the script's last line"
+    )

@@ -1,0 +1,60 @@
+"""Finding runs: by id, by path, or the one of this allocation. Light: quick verbs use it.
+
+A run is known by its directory. Where that is, is remembered in `$XDG_STATE_HOME/allocd/runs/ID`, a symbolic link made
+when the run is opened; without one, `ID` is looked for in `$ALLOCD_RUNS` and in `runs/` here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+
+JOURNAL = "journal.jsonl"
+
+
+class NoSuchRun(Exception):
+    """There is no such run here; the message says where it was looked for."""
+
+
+def registry() -> str:
+    """The directory of the links to run directories."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "allocd", "runs")
+
+
+def register(run_id: str, run_dir: str) -> None:
+    """Remember where a run is. Best effort: a run does not fail because a home directory is full."""
+    with suppress(OSError):
+        os.makedirs(registry(), mode=0o700, exist_ok=True)
+        link = os.path.join(registry(), run_id)
+        temporary = f"{link}.{os.getpid()}"
+        os.symlink(run_dir, temporary)
+        os.replace(temporary, link)
+
+
+def default_run() -> str:
+    """The run that is meant when none is named: this rank's, or this allocation's. Raises NoSuchRun."""
+    run = os.environ.get("ALLOCD_RUN_DIR") or os.environ.get("SLURM_JOB_ID")
+    if not run:
+        raise NoSuchRun("which run? Name an id or a run directory (outside of an allocation there is no default)")
+    return run
+
+
+def find_run(name: str | None) -> str:
+    """The run directory that `name` means. Raises NoSuchRun."""
+    wanted = name or default_run()
+    places = [wanted] if os.sep in wanted or wanted in (".", "..") else []
+    if not places:
+        bases = [os.environ.get("ALLOCD_RUNS"), "runs", "."]
+        places = [os.path.join(registry(), wanted), *(os.path.join(base, wanted) for base in bases if base)]
+    for place in places:
+        if os.path.exists(os.path.join(place, JOURNAL)):
+            return os.path.realpath(place)
+    looked = ", ".join(places)
+    raise NoSuchRun(f"no run {wanted!r}: there is no {JOURNAL} in {looked}: name its run directory")
+
+
+def complain(text: object) -> None:
+    """A sentence on stderr."""
+    print(f"allocctl: {text}", file=sys.stderr)

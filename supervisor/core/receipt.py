@@ -1,0 +1,194 @@
+"""The receipts: what proves a verdict, as plain data (one JSON document each, `schema_version` 1).
+
+`receipt.run.json` is what the engine saw (kind "run"): verdict, first failure, failures, consequences, every rank's end,
+marker, artifacts, collection, notes, doubts, timeline, versions. Inside a job its verdict is "first observed".
+
+`receipt.json` (kind "sealed") is made when the job is over, by whoever sees that: the run receipt as it is with its
+sha256 (or null where there is none), Slurm's answers as printed, and the verdict over both.
+
+`replay` derives the verdict again from nothing but what is saved, and says whether it is the saved one. It trusts no
+conclusion in the document: failures are read back as failures, Slurm's answers as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any, Final
+
+from supervisor.core import events as ev
+from supervisor.core.layout import Layout
+from supervisor.core.state import End, Failure, RankState, RunState
+from supervisor.core.story import timeline
+from supervisor.core.truth import Answer, Truth, decide, step_disagreements
+from supervisor.core.verdict import Evidence, Verdict, evidence_of, first_failure, judge_run, judge_sealed
+
+SCHEMA_VERSION: Final = 1
+
+Document = dict[str, Any]
+
+
+class NotAReceipt(ValueError):
+    """The document is no receipt, or lacks what a verdict is derived from."""
+
+
+def run_receipt(
+    state: RunState,
+    records: Sequence[ev.Record],
+    layout: Layout,
+    *,
+    versions: Mapping[str, str],
+    journal_trouble: str | None = None,
+    engine_lost: bool = False,
+) -> Document:
+    """What the run shows. `engine_lost`: folded from a journal whose engine left no receipt."""
+    opened = state.opened
+    assert opened is not None  # noqa: S101 - a run that was not opened has no receipt
+    evidence = evidence_of(state, engine_lost=engine_lost)
+    in_job = opened.launcher == "slurm"
+    verdict = judge_run(evidence, final=not in_job)
+    first = first_failure(evidence.failures)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "run",
+        "run_id": opened.run_id,
+        "jobid": opened.jobid,
+        "name": layout.plan.name,
+        "launcher": opened.launcher,
+        "run_dir": opened.run_dir,
+        "nodes": opened.nodes,
+        "host": opened.host,
+        "started": records[0].utc if records else None,
+        "ended": records[-1].utc if records else None,
+        "seconds": round(records[-1].at - records[0].at, 3) if records else None,
+        "verdict": verdict.as_dict(),
+        "job_end": "not known yet: `allocctl verify` seals this receipt with Slurm's record" if in_job else "no job",
+        "status": statuses(state),
+        "completed": evidence.completed,
+        "engine_lost": engine_lost,
+        "decision": asdict(state.decision) if state.decision else None,
+        "first_failure": asdict(first) if first else None,
+        "failures": [asdict(failure) for failure in state.failures],
+        "doubts": list(evidence.doubts),
+        "not_collected": list(evidence.not_collected),
+        "consequences": [_consequence(rank) for rank in consequences(state)],
+        "ranks": [_rank(rank, layout) for rank in state.ranks],
+        "marker": {"path": opened.marker, **asdict(state.marker)},
+        "artifacts": [asdict(contract) for contract in state.contracts],
+        "collected": asdict(state.collected) if state.collected else None,
+        "time_limit": state.end_utc,
+        "notes": list(state.notes),
+        "journal_trouble": journal_trouble,
+        "timeline": timeline(records),
+        "versions": dict(versions),
+    }
+
+
+def statuses(state: RunState) -> Document:
+    """Native, artifact, checker and collection status, each by itself: none hides another."""
+    native = [failure for failure in state.failures if failure.what in ("exit", "signal", "not_started", "step_lost")]
+    broken = [contract for contract in state.contracts if contract.state in ("invalid", "late")]
+    unfinished = [contract for contract in state.contracts if not contract.final]
+    fault = any(failure.what == "fault" for failure in state.failures)
+    errors = state.collected.errors if state.collected else ["nothing was collected"]
+    return {
+        "native": "failed" if native else "ok",
+        "artifacts": "failed" if broken else "pending" if unfinished else "ok" if state.contracts else "none",
+        "checker": "fault" if fault else "ok",
+        "collection": "failed" if errors else "ok",
+    }
+
+
+def consequences(state: RunState) -> list[RankState]:
+    """The ranks that ended because the run did: stopped by us, or ended after the decision."""
+    decision = state.decision
+    if decision is None or decision.reason == "completed":
+        return []
+    failed = {failure.rank for failure in state.failures if failure.what != "marker"}
+    fell = (rank for rank in state.ranks if rank.end is not None and rank.end.seq > decision.seq)
+    never = (rank for rank in state.ranks if rank.end is None and rank.refused is None and not rank.started)
+    return [rank for rank in (*fell, *never) if rank.rank not in failed]
+
+
+def _consequence(rank: RankState) -> Document:
+    how = describe_end(rank.end) if rank.end else "was never started"
+    return {"rank": rank.rank, "role": rank.role, "node": rank.node, "reason": rank.stop, "text": how}
+
+
+def describe_end(end: End) -> str:
+    """How a rank ended, in words."""
+    if end.code is not None:
+        return f"ended with code {end.code}"
+    return f"was killed by signal {end.signal}" + (" (core dumped)" if end.core else "")
+
+
+def _rank(rank: RankState, layout: Layout) -> Document:
+    kinds = ("out", "err", "srun") if rank.agent else ("out", "err")
+    return {**asdict(rank), "logs": {kind: layout.log(rank.rank, kind) for kind in kinds}}
+
+
+# --- sealing and replay ------------------------------------------------------------------------------------------
+
+
+def sealed_receipt(
+    run: Document | None, run_sha256: str | None, truth: Truth, *, versions: Mapping[str, str]
+) -> Document:
+    """The run receipt (None: a job without one) and Slurm's truth, with the verdict over both."""
+    verdict = judge_sealed(evidence_from(run) if run else None, truth)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "sealed",
+        "jobid": truth.jobid,
+        "run_id": run.get("run_id") if run else None,
+        "verdict": verdict.as_dict(),
+        "slurm": truth.to_dict(),
+        "steps": [step.raw for step in truth.steps],
+        "disagreements": list(_step_disagreements(run, truth)),
+        "run": run,
+        "run_sha256": run_sha256,
+        "versions": dict(versions),
+    }
+
+
+def _step_disagreements(run: Document | None, truth: Truth) -> Iterable[str]:
+    """Our own steps: what accounting says against what the engine saw."""
+    seen = {
+        str(rank["step"]): int(rank["returncode"])
+        for rank in (run or {}).get("ranks", ())
+        if rank.get("step") is not None and (rank.get("returncode") or 0) >= 0 and rank.get("returncode") is not None
+    }
+    return step_disagreements(truth.steps, seen) if seen else ()
+
+
+def evidence_from(run: Document) -> Evidence:
+    """The evidence in a run receipt. Raises NotAReceipt."""
+    known = {item.name for item in fields(Failure)}
+    try:
+        failures = tuple(Failure(**{k: v for k, v in item.items() if k in known}) for item in run["failures"])
+        return Evidence(
+            completed=run["completed"] is True,
+            failures=failures,
+            doubts=tuple(run["doubts"]),
+            not_collected=tuple(run["not_collected"]),
+            engine_lost=run["engine_lost"] is not False,
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise NotAReceipt(f"the run's evidence cannot be read: {error!r}") from error
+
+
+def replay(document: Document) -> tuple[Verdict, bool]:
+    """The verdict derived again, and whether it is the saved one. Raises NotAReceipt."""
+    try:
+        kind, saved = document["kind"], document["verdict"]
+        if kind == "run":
+            verdict = judge_run(evidence_from(document), final=document["launcher"] != "slurm")
+        elif kind == "sealed":
+            answers = [Answer.from_dict(answer) for answer in document["slurm"]["answers"]]
+            run = document["run"]
+            verdict = judge_sealed(evidence_from(run) if run else None, decide(str(document["jobid"]), answers))
+        else:
+            raise NotAReceipt(f"a receipt is of kind run or sealed, found {kind!r}")
+        same = (verdict.outcome, verdict.code, verdict.origin, verdict.reason)
+        return verdict, same == (saved["outcome"], saved["code"], saved["origin"], saved["reason"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise NotAReceipt(f"not a receipt: {error!r}") from error

@@ -1,0 +1,259 @@
+"""What a run knows: the state that the machine in `run.py` folds events into, and the tables of what may happen.
+
+Everything here is frozen: an event makes a new state or, when it is illegal, none. The two tables are the whole
+permission: RANK_TABLE says in which phase of a rank an event of that rank may come and which phase follows, RUN_TABLE
+in which phases of the run the other events may come.
+
+A rank's phases:
+
+    issued ----> spawned ----> ready ----> launching ----> running ----> ending ----> gone ----> over
+       |            |  (hello)    (start sent)   (exec done)  (main process ended)  (tree empty)   ^
+       v            |                                                                              |
+    withdrawn       +---- its srun ends without the agent's word: sweeping (look on the node) -----+
+    (stop decided before the step was made)                  abandoned: srun itself cannot be ended
+
+A run's phases:
+
+    new -> starting -> running -> settling -> stopping -> collecting -> ended
+                                  (coordinator ended 0;      (decided)
+                                   contracts still open)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from supervisor.core import events as ev
+from supervisor.core.artifacts import ArtifactState
+from supervisor.core.codes import SIGNAL_BASE
+from supervisor.core.plan import Plan
+
+# --- tables ------------------------------------------------------------------------------------------------------
+
+LIVE: Final = frozenset(
+    {"issued", "withdrawn", "spawned", "ready", "launching", "running", "ending", "gone", "sweeping"}
+)
+"""Phases in which something of the rank may still exist; the other two are final."""
+
+TALKING: Final = frozenset({"ready", "launching", "running", "ending", "gone"})
+"""Phases in which an agent answers."""
+
+FINAL: Final = frozenset({"over", "abandoned"})
+
+SAME: Final = ""
+
+RANK_TABLE: Final[Mapping[type[ev.Event], Mapping[str, str]]] = {
+    ev.StepSpawned: {"issued": "spawned", "withdrawn": "spawned"},
+    ev.StepRefused: {"issued": "over", "withdrawn": "over"},
+    ev.Hello: {"spawned": "ready"},
+    ev.RankStarted: {"launching": "running"},
+    ev.RankRefused: {"launching": "ending"},
+    ev.RankEnded: {"running": "ending"},
+    ev.TreeGone: {"ready": "gone", "launching": "gone", "ending": "gone"},
+    ev.AgentSignalled: dict.fromkeys(TALKING, SAME),
+    ev.RankSilent: dict.fromkeys(TALKING, SAME),
+    ev.RankHeard: dict.fromkeys(TALKING, SAME),
+    ev.StepEnded: {
+        "spawned": "over",
+        "ready": "over",
+        "launching": "sweeping",
+        "running": "sweeping",
+        "ending": "sweeping",
+        "gone": "over",
+        "abandoned": "over",
+    },
+    ev.Swept: {"sweeping": "over"},
+}
+
+BEFORE_THE_END: Final = frozenset({"starting", "running", "settling", "stopping", "collecting"})
+ALWAYS: Final = BEFORE_THE_END | {"new", "ended"}
+
+RUN_TABLE: Final[Mapping[type[ev.Event], frozenset[str]]] = {
+    ev.RunOpened: frozenset({"new"}),
+    ev.TimeLimitKnown: BEFORE_THE_END,
+    ev.StopRequested: BEFORE_THE_END,
+    ev.TimerFired: BEFORE_THE_END,
+    ev.Noted: ALWAYS,
+    ev.EngineFault: BEFORE_THE_END,
+    ev.MarkerRead: BEFORE_THE_END,
+    ev.MarkerPublished: BEFORE_THE_END,
+    ev.MarkerFailed: BEFORE_THE_END,
+    ev.ArtifactSeen: BEFORE_THE_END,
+    ev.ArtifactsLooked: BEFORE_THE_END,
+    ev.CheckerFault: BEFORE_THE_END,
+    ev.Collected: frozenset({"collecting"}),
+}
+
+STOP_REASONS: Final = frozenset(
+    {"peer_failed", "stop_requested", "deadline", "time_limit", "artifacts_invalid", "completed"}
+)
+
+COORDINATOR_FIRST: Final = frozenset({"stop_requested", "deadline", "time_limit"})
+"""Stops that end the coordinator before the workers, so that its last measurement sees living engines. After a failure
+every rank is stopped at once, and in the other cases the coordinator has ended already."""
+
+# --- limits of our own, in seconds; every wait has one ------------------------------------------------------------
+
+KILL_MARGIN: Final = 10.0  # an agent kills its tree at the end of the grace; later than this we end its step
+RELEASE_LIMIT: Final = 10.0  # an agent that may exit does so at once
+REAP_LIMIT: Final = 15.0  # srun after SIGKILL; longer means a process that cannot die (a dead file system)
+SWEEP_LIMIT: Final = 20.0
+MARKER_LIMIT: Final = 10.0  # reading or writing the marker on a file system that does not answer
+LOOK_LIMIT: Final = 30.0  # the last look at the artifacts
+COLLECT_MARGIN: Final = 5.0
+EARLY_SIGNAL: Final = 60.0  # Slurm may send its early signal this much before the time asked for (sbatch --signal)
+
+
+# --- facts -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class End:
+    """How a rank's main process ended, as its agent saw it (`code` or `signal`), or as srun says where no agent
+    runs. `ordered`: we had told it to stop. `outside`: the agent was signalled by someone else before."""
+
+    seq: int
+    at: float
+    code: int | None
+    signal: int | None
+    core: bool = False
+    ordered: bool = False
+    outside: int | None = None
+
+    @property
+    def native(self) -> int:
+        """The code by the shell's convention: 128 + N for signal N."""
+        return self.code if self.code is not None else SIGNAL_BASE + (self.signal or 0)
+
+    @property
+    def provisional(self) -> bool:
+        """Slurm's own terminal state may explain this end: death by TERM or KILL that we did not order, or any end
+        after somebody else signalled the agent."""
+        return not self.ordered and (self.outside is not None or self.signal in (9, 15))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Something that makes the run fail. `what` is from a closed list: exit, signal, not_started, no_hello, step_lost,
+    rank_lost, marker, artifact, late, deadline, time_limit, stop, fault."""
+
+    seq: int
+    at: float
+    rank: int | None
+    what: str
+    code: int
+    origin: str  # native | allocd
+    text: str
+    provisional: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The run ends: why (`reason`, a stop reason), since when, and the code that the ranks' steps end with."""
+
+    reason: str
+    seq: int
+    at: float
+    exit: int
+
+
+@dataclass(frozen=True)
+class RankState:
+    """One rank: what the plan says of it, and what has been seen of it."""
+
+    rank: int
+    role: str
+    node: str
+    grace: float
+    stop_signal: str
+    critical: bool = True
+    may_finish: bool = False
+    agent: bool = True
+    phase: str = "issued"
+    step_name: str | None = None
+    step: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    started: bool = False
+    end: End | None = None
+    refused: str | None = None
+    outside: int | None = None  # the signal that the agent got from someone else
+    silent: bool = False
+    stop: str | None = None  # the reason of our stop order
+    exit: int | None = None  # what its step was told to end with
+    released: bool = False
+    killed_step: bool = False  # we ended its srun from outside: srun's code says nothing then
+    suspect: Failure | None = None  # ended while the coordinator may just have finished: a second look is due
+    returncode: int | None = None  # srun's
+    words: str = ""  # srun's own last words
+    killed: int = 0  # processes of its tree that had to be killed
+    left: int = 0  # processes that could not be killed; -1: nobody could look
+
+
+@dataclass(frozen=True)
+class MarkerState:
+    """`status`: none, publishing, published, blocked (something that is no marker is in its place), failed."""
+
+    status: str = "none"
+    code: int | None = None
+    outcome: str | None = None
+    found: str | None = None  # what the last look saw
+    note: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A whole run. `deadlines` maps a timer's name to monotonic seconds: the engine fires TimerFired when one is due."""
+
+    phase: str = "new"
+    opened: ev.RunOpened | None = None
+    plan: Plan | None = None
+    ranks: tuple[RankState, ...] = ()
+    contracts: tuple[ArtifactState, ...] = ()
+    deadlines: Mapping[str, float] = field(default_factory=dict)
+    decision: Decision | None = None
+    failures: tuple[Failure, ...] = ()
+    settling: bool = False  # the coordinator ended with zero, and marker and note say nothing else
+    reading: int = 0  # ... sequence number of its end while the look at marker and note is under way
+    look: int = 0  # sequence number that the last look at the artifacts must answer
+    declared: bool = False  # the coordinator published 0 itself: ends of workers are no failures any more
+    marker: MarkerState = field(default_factory=MarkerState)
+    collected: ev.Collected | None = None
+    end_at: float | None = None
+    end_utc: str | None = None
+    stop_signals: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()  # what keeps an otherwise clean run from being a proven success
+    seq: int = 0
+    at: float = 0.0
+    started_at: float = 0.0
+
+    @property
+    def the_plan(self) -> Plan:
+        """The plan of an opened run."""
+        assert self.plan is not None  # noqa: S101 - only a run that was not opened lacks one
+        return self.plan
+
+    @property
+    def coordinator(self) -> RankState | None:
+        rank = self.plan.coordinator if self.plan else None
+        return None if rank is None else self.ranks[rank]
+
+    @property
+    def first_failure(self) -> Failure | None:
+        """The failure with the lowest sequence number: what happened first."""
+        return min(self.failures, key=lambda failure: failure.seq, default=None)
+
+    @property
+    def budget(self) -> float:
+        """Seconds that an orderly end needs before Slurm's time limit: a grace per tier, the finalization window
+        where something is promised, and collection."""
+        plan = self.the_plan
+        coordinator = self.coordinator
+        first = coordinator.grace if coordinator else 0.0
+        rest = max((rank.grace for rank in self.ranks if rank is not coordinator), default=0.0)
+        window = plan.deadlines.finalization if self.contracts else 0.0
+        return first + rest + window + plan.deadlines.collect

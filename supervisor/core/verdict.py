@@ -1,0 +1,187 @@
+"""Evidence -> verdict. Evidence first, verdict after; the same evidence always gives the same verdict.
+
+Two judgements are made, with one precedence (the PRECEDENCE table and `judge`):
+
+* `judge_run`: what the run alone shows, when the engine ends. Inside a job this is "first observed": Slurm has not said
+  yet how the job ended.
+* `judge_sealed`: the run together with Slurm's record of the allocation, when the job is over. Without a run (any job)
+  the record alone; with a run whose engine left no receipt, never a success.
+
+Who outranks whom, first to last:
+
+1. Slurm's CANCELLED, TIMEOUT, PREEMPTED, NODE_FAIL, OUT_OF_MEMORY, ... over *provisional* ends: Slurm signals ranks
+   too, and a rank that it killed did not fail by itself.
+2. The first native failure of a critical rank. Its consequences are not even candidates: the machine drops them.
+3. Any other terminal state of Slurm: a success that Slurm denies is none.
+4. The artifact contract, then the marker protocol, then deadlines and requests to stop, then our own fault.
+5. Nothing failed: a success, if nothing is in doubt. A doubt makes it unverifiable, which is neither success nor failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from supervisor.core import codes
+from supervisor.core.slurm import agrees
+from supervisor.core.state import Failure, RunState
+from supervisor.core.truth import Truth
+
+NATIVE, ARTIFACT, MARKER, DEADLINE, FAULT = range(5)
+
+PRECEDENCE: Final[Mapping[str, int]] = {
+    "exit": NATIVE,
+    "signal": NATIVE,
+    "not_started": NATIVE,
+    "no_hello": NATIVE,
+    "step_lost": NATIVE,
+    "rank_lost": NATIVE,
+    "marker": MARKER,
+    "artifact": ARTIFACT,
+    "late": ARTIFACT,
+    "deadline": DEADLINE,
+    "time_limit": DEADLINE,
+    "stop": DEADLINE,
+    "fault": FAULT,
+}
+"""Which class a failure belongs to; within a class the lower sequence number counts. A code that the coordinator
+published or noted is the coordinator's own word, and native."""
+
+REASONS: Final = ("rank_failed", "artifacts", "marker", "deadline", "fault")
+"""The verdict's reason by class, except that `time_limit` and `stop_requested` say so themselves."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a run left to be judged. `engine_lost`: it was folded from a journal whose engine wrote no receipt."""
+
+    completed: bool
+    failures: tuple[Failure, ...] = ()
+    doubts: tuple[str, ...] = ()
+    not_collected: tuple[str, ...] = ()
+    engine_lost: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`outcome` is success, failure or unverifiable; `code` the exit code; `origin` whose word the code is
+    (native, slurm, allocd); `final` is false while Slurm has not said how the job ended."""
+
+    outcome: str
+    code: int
+    origin: str
+    reason: str
+    summary: str
+    because: tuple[str, ...] = ()
+    final: bool = True
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "because": list(self.because)}
+
+
+def evidence_of(state: RunState, *, engine_lost: bool = False) -> Evidence:
+    """The evidence that a run's state holds."""
+    errors = state.collected.errors if state.collected else ()
+    required = state.plan is not None and state.plan.collect.required
+    return Evidence(
+        completed=state.decision is not None and state.decision.reason == "completed",
+        failures=state.failures,
+        doubts=state.doubts,
+        not_collected=tuple(errors) if required else (),
+        engine_lost=engine_lost,
+    )
+
+
+def first_failure(failures: Iterable[Failure]) -> Failure | None:
+    """The failure that decides: the best class, then the lowest sequence number."""
+    return min(failures, key=lambda failure: (_class_of(failure), failure.seq), default=None)
+
+
+def _class_of(failure: Failure) -> int:
+    if failure.origin == "native":
+        return NATIVE
+    return PRECEDENCE[failure.what]
+
+
+def judge_run(evidence: Evidence, *, final: bool) -> Verdict:
+    """What the run alone shows. `final` is true where no Slurm will have a say (the local launcher)."""
+    failure = first_failure(evidence.failures)
+    if failure is not None:
+        return _failed(failure, final)
+    if evidence.engine_lost or not evidence.completed:
+        why = "the engine ended without a receipt" if evidence.engine_lost else "the run was not completed"
+        return _unverifiable(why, (why,), final)
+    if evidence.doubts:
+        return _unverifiable(evidence.doubts[0], evidence.doubts, final)
+    if evidence.not_collected:
+        text = f"the run completed, but a required file was not collected: {evidence.not_collected[0]}"
+        return Verdict("failure", codes.ARTIFACTS, "allocd", "not_collected", text, evidence.not_collected, final)
+    text = "every rank ended normally and every contract is complete"
+    return Verdict("success", codes.OK, "native", "completed", text, (text,), final)
+
+
+def _failed(failure: Failure, final: bool, more: tuple[str, ...] = ()) -> Verdict:
+    reason = {"time_limit": "time_limit", "stop": "stop_requested"}.get(failure.what, REASONS[_class_of(failure)])
+    first = f"first failure: {failure.text} (journal line {failure.seq})"
+    return Verdict("failure", failure.code, failure.origin, reason, failure.text, (first, *more), final)
+
+
+def _unverifiable(summary: str, because: tuple[str, ...], final: bool) -> Verdict:
+    return Verdict("unverifiable", codes.UNVERIFIABLE, "allocd", "unverifiable", summary, because, final)
+
+
+def judge_sealed(evidence: Evidence | None, truth: Truth) -> Verdict:
+    """The run (None: a job that allocd did not run) and what Slurm's records prove about the allocation."""
+    run = None if evidence is None else judge_run(evidence, final=False)
+    failure = None if evidence is None else first_failure(evidence.failures)
+    native = failure is not None and _class_of(failure) == NATIVE
+    if not truth.settled:
+        return _without_record(run, truth)
+    if explains_ends(truth) and not (native and failure and not failure.provisional):
+        seen = () if failure is None else (f"first observed, and explained by that: {failure.text}",)
+        return _by_slurm(truth, *seen)
+    if run is None:
+        return _by_slurm(truth)
+    if native and failure is not None:
+        return _failed(failure, True, (_record_of(truth), *_comparison(failure.code, truth)))
+    if truth.succeeded or (run.outcome != "success" and confirms(truth, run.code)):
+        return replace(run, because=(*run.because, _record_of(truth)), final=True)
+    return _by_slurm(truth, f"the run itself says {run.outcome} ({run.code}), which Slurm's record denies")
+
+
+def explains_ends(truth: Truth) -> bool:
+    """Whether the job's state is one in which Slurm itself ended the ranks (CANCELLED, TIMEOUT, NODE_FAIL, ...)."""
+    return truth.record is not None and truth.record.state.code is not None
+
+
+def confirms(truth: Truth, code: int) -> bool:
+    """Whether the job's own exit code can be `code` (sacct folds codes of 128 and more)."""
+    return truth.native is not None and truth.source is not None and agrees(code, truth.native, truth.source)
+
+
+def _without_record(run: Verdict | None, truth: Truth) -> Verdict:
+    """No claim without Slurm's record; what the run saw is told beside."""
+    doubt = truth.doubt or "Slurm has no record of the job"
+    more = () if run is None else (f"the run itself says: {run.outcome} ({run.code}): {run.summary}",)
+    return _unverifiable(doubt, (doubt, *more), True)
+
+
+def _by_slurm(truth: Truth, *more: str) -> Verdict:
+    record = _record_of(truth)
+    if truth.succeeded:
+        return Verdict("success", codes.OK, "slurm", "completed", record, (record, *more), True)
+    word = truth.record.state.word.lower() if truth.record else "unknown"
+    outcome = "unverifiable" if truth.code == codes.UNVERIFIABLE else "failure"
+    return Verdict(outcome, truth.code, "slurm", f"slurm_{word}", record, (record, *more), True)
+
+
+def _record_of(truth: Truth) -> str:
+    state = truth.record.state_text if truth.record else "nothing"
+    return f"Slurm's record of the allocation says {state} {truth.native or ''}".rstrip() + f" ({truth.source})"
+
+
+def _comparison(code: int, truth: Truth) -> tuple[str, ...]:
+    if confirms(truth, code):
+        return ()
+    return (f"the job's own exit code is another than the first failure's {code}",)

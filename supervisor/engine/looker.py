@@ -1,0 +1,140 @@
+"""Looks at what the run's files say, and tells the machine what changed: contracts, and a marker that a script publishes.
+
+Looking is a thread's work and happens after a hint (an event in one of the directories, a request of the machine) or
+once a second, never twice at a time. Contracts that have come to their end are not read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from supervisor.contracts import generic
+from supervisor.core import events as ev
+from supervisor.core.artifacts import Finding, Instance, instances
+from supervisor.core.layout import Layout
+from supervisor.core.marker import Foreign, Garbage, Marker, Reading
+from supervisor.core.plan import substitute
+from supervisor.engine import markers
+from supervisor.engine.threads import in_thread
+from supervisor.watch.directories import DirectoryHints
+
+LOOK_LIMIT: Final = 25.0  # seconds for one contract; longer is a file system that does not answer
+_MAGIC: Final = frozenset("*?[")
+
+
+def contract_root(layout: Layout, instance: Instance) -> Path:
+    """The directory that a contract's files are in, substituted."""
+    return generic.root_of(instance, layout.values(instance.rank))
+
+
+def contract_directory(layout: Layout, instance: Instance) -> Path:
+    """The deepest directory of a contract that its pattern names literally."""
+    pattern = PurePosixPath(substitute(instance.artifact.path, layout.values(instance.rank)))
+    literal = []
+    for part in pattern.parts[:-1]:
+        if _MAGIC & set(part):
+            break
+        literal.append(part)
+    return contract_root(layout, instance).joinpath(*literal)
+
+
+class Looker:
+    """One per run. `open_contracts` tells which contracts still matter; `post` gives events to the machine."""
+
+    def __init__(
+        self, layout: Layout, post: Callable[[ev.Event], None], open_contracts: Callable[[], frozenset[str]]
+    ) -> None:
+        self._layout = layout
+        self._post = post
+        self._open_contracts = open_contracts
+        self.instances = instances(layout.plan)
+        self._findings: dict[str, Finding] = {}
+        self._watches_marker = layout.plan.marker.by == "coordinator"
+        self._reading: Reading | None = None
+        self._asked: list[int] = []
+        self._wake = asyncio.Event()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.instances) or self._watches_marker
+
+    def ask(self, asked: int) -> None:
+        """Look at every open contract now, and say so with ArtifactsLooked(asked)."""
+        self._asked.append(asked)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        directories = {str(contract_directory(self._layout, instance)) for instance in self.instances}
+        if self._watches_marker:
+            directories.add(str(Path(self._layout.marker).parent))
+        hints = DirectoryHints(directories, self._wake.set)
+        if hints.trouble:
+            self._post(ev.Noted(f"files are looked at once a second, for there are no events: {hints.trouble}"))
+        try:
+            while True:
+                self._wake.clear()
+                await self._look()
+                await self._wake.wait()
+        finally:
+            hints.close()
+
+    async def _look(self) -> None:
+        asked, self._asked = self._asked, []
+        wanted = self._open_contracts()
+        for instance in self.instances:
+            if instance.contract_id in wanted:
+                await self._check(instance)
+        if self._watches_marker:
+            await self._read_marker()
+        for number in asked:
+            self._post(ev.ArtifactsLooked(number))
+
+    async def _check(self, instance: Instance) -> None:
+        root = contract_root(self._layout, instance)
+        values = self._layout.values(instance.rank)
+        try:
+            finding = await in_thread(generic.check, instance, root, values, limit=LOOK_LIMIT)
+        except TimeoutError:
+            text = f"artifact {instance.contract_id}: {root} did not answer within {LOOK_LIMIT:g} s"
+            self._post(ev.Noted(text))
+            return
+        except Exception as error:
+            self._post(ev.CheckerFault(instance.contract_id, f"{type(error).__name__}: {error}"))
+            return
+        if self._findings.get(instance.contract_id) != finding:
+            self._findings[instance.contract_id] = finding
+            files = [asdict(fact) for fact in finding.files]
+            self._post(ev.ArtifactSeen(finding.contract, finding.answer, list(finding.problems), files))
+
+    async def _read_marker(self) -> None:
+        reading = await read_marker(self._layout)
+        if reading is not None and reading != self._reading:
+            self._reading = reading
+            if isinstance(reading, Marker):
+                self._post(marker_event(reading, 0, 0))
+
+
+async def read_marker(layout: Layout) -> Reading | None:
+    """One look at the marker; None when its directory cannot be read now."""
+    try:
+        return await in_thread(markers.read, layout.marker, layout.run_id, limit=5.0)
+    except (OSError, TimeoutError):
+        return None
+
+
+def marker_event(reading: Reading, note: int, asked: int) -> ev.MarkerRead:
+    """What a look at the marker means to the machine."""
+    match reading:
+        case Marker():
+            return ev.MarkerRead("marker", reading.code, note or None, asked=asked)
+        case Garbage():
+            return ev.MarkerRead("garbage", None, note or None, str(reading), asked)
+        case Foreign():
+            return ev.MarkerRead("foreign", None, note or None, str(reading), asked)
+        case _:
+            return ev.MarkerRead("none", None, note or None, str(reading), asked)

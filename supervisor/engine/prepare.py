@@ -1,0 +1,155 @@
+"""What has to be there before the first step, and what may not: the run directory and everything in it.
+
+All of it blocks and is called before the loop does anything else. Every refusal is an `Unfit` with a sentence that says
+what to do; nothing has been started then, and the exit code is 78.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from supervisor.agent.build import agent_archive
+from supervisor.contracts import generic
+from supervisor.core.artifacts import instances
+from supervisor.core.layout import AGENT, PLAN_COPY, SHELL, Layout
+from supervisor.core.plan import Plan
+from supervisor.engine.looker import contract_directory
+
+MAX_RUNS: Final = 10_000  # further runs in one allocation
+
+
+class Unfit(Exception):
+    """The plan, the settings or the machine are not fit to start; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that may start. `lock` keeps a marker outside of the run directory from being used by two living runs."""
+
+    layout: Layout
+    lock: int | None = None
+
+
+def layout_for(plan: Plan, base: str, attempt: str, jobid: str, nodes: tuple[str, ...]) -> Layout:
+    """The layout of a run that is not made (for a dry run)."""
+    run_dir = os.path.join(os.path.abspath(base), attempt)
+    return Layout(plan, attempt, jobid, run_dir, nodes, secrets.token_hex(8))
+
+
+def prepare(plan: Plan, plan_text: str, base: str, attempt: str, jobid: str, nodes: tuple[str, ...]) -> Prepared:
+    """Make the run directory and what belongs in it. Raises Unfit."""
+    run_id, run_dir = _make_directory(os.path.abspath(base), attempt)
+    layout = Layout(plan, run_id, jobid, run_dir, nodes, secrets.token_hex(8))
+    try:
+        os.mkdir(layout.logs)
+        _write(layout.at(PLAN_COPY), plan_text.encode())
+        _write(layout.at(AGENT), agent_archive())
+        _write(layout.at(SHELL), resources.files("supervisor.agent").joinpath("marker.sh").read_bytes())
+        _make_contract_directories(layout)
+        _refuse_existing(layout)
+        return Prepared(layout, _claim_marker(layout))
+    except OSError as error:
+        raise Unfit(
+            f"{error.filename or run_dir}: {error.strerror or error}: choose another place with --dir"
+        ) from error
+
+
+def _make_directory(base: str, attempt: str) -> tuple[str, str]:
+    """A directory of this run's own: `base/attempt`, or `.s2`, `.s3` ... for further runs in the same allocation."""
+    try:
+        os.makedirs(base, exist_ok=True)
+        for number in range(1, MAX_RUNS):
+            run_id = attempt if number == 1 else f"{attempt}.s{number}"
+            path = os.path.join(base, run_id)
+            try:
+                os.mkdir(path)
+            except FileExistsError:
+                continue
+            return run_id, path
+    except OSError as error:
+        what = error.strerror or str(error)
+        raise Unfit(f"the run directory cannot be made in {base}: {what}: choose another place with --dir") from error
+    raise Unfit(f"{base} has {MAX_RUNS} runs of {attempt} already: choose another place with --dir")
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+
+
+def _make_contract_directories(layout: Layout) -> None:
+    """Directories of promised files inside the run directory, so that the ranks need not race to make them and their
+    events are seen from the start."""
+    for instance in instances(layout.plan):
+        directory = contract_directory(layout, instance)
+        if directory.is_relative_to(layout.run_dir):
+            directory.mkdir(parents=True, exist_ok=True)
+
+
+def _refuse_existing(layout: Layout) -> None:
+    """Nothing that exists before the run may count as its output, and nothing is overwritten."""
+    found: list[str] = []
+    for instance in instances(layout.plan):
+        values = layout.values(instance.rank)
+        root = generic.root_of(instance, values)
+        found += (f"{root}/{path}" for path in generic.preexisting(instance, root, values))
+    if found:
+        listed = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+        raise Unfit(f"outputs that the plan promises exist before the run: {listed}: move them away first")
+
+
+def _claim_marker(layout: Layout) -> int | None:
+    """A marker outside of the run directory could belong to another run: a lock beside it is held for as long as this
+    engine lives (the kernel gives it back, whatever kills us)."""
+    marker = Path(layout.marker)
+    if marker.is_relative_to(layout.run_dir):
+        return None
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(f"{marker}.lock", flags, 0o644)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            raise Unfit(f"the marker {marker} is used by a run that lives: name another one (marker.path)") from error
+        raise
+    return descriptor
+
+
+def local_attempt() -> str:
+    """The id of a run outside of Slurm."""
+    return f"local-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def slurm_nodes(plan: Plan, allocated: Sequence[str]) -> tuple[str, ...]:
+    """The node of each rank in an allocation. Raises Unfit when the plan's nodes are not the allocation's."""
+    if isinstance(plan.nodes, tuple):
+        absent = [name for name in plan.nodes if name not in allocated]
+        if absent:
+            have = ",".join(allocated)
+            raise Unfit(f"the plan names {', '.join(absent)}, but the allocation has {have}: change job.nodes")
+        return plan.nodes
+    if plan.nodes > len(allocated):
+        raise Unfit(
+            f"the plan wants {plan.nodes} nodes, but the allocation has {len(allocated)} ({','.join(allocated)}): "
+            "ask sbatch for more (--nodes) or change job.nodes"
+        )
+    return tuple(allocated[: plan.nodes])
+
+
+def local_nodes(plan: Plan) -> tuple[str, ...]:
+    """A name for each node on this machine: the plan's, or loopback addresses, so that each rank has one of its own
+    at which its servers can be reached."""
+    if isinstance(plan.nodes, tuple):
+        return plan.nodes
+    return tuple(f"127.0.{index // 250}.{index % 250 + 1}" for index in range(plan.nodes))

@@ -1,0 +1,101 @@
+"""A run from the outside: the event loop, signals, the engine, and the receipt at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import dataclass
+from typing import Any, Final
+
+from supervisor.core import codes
+from supervisor.core import events as ev
+from supervisor.core.layout import Layout
+from supervisor.core.receipt import Document, run_receipt
+from supervisor.engine import receipts
+from supervisor.engine.engine import Engine, Reporter
+from supervisor.engine.threads import in_thread
+from supervisor.launch.base import Launcher
+from supervisor.scheduler.client import SlurmClient
+
+STOPPING: Final = {signal.SIGTERM: "TERM", signal.SIGINT: "INT", signal.SIGUSR1: "USR1"}
+"""Signals that end a run in order; the second one ends it at once. USR1 is what the batch template asks Slurm to send
+before the time limit."""
+
+RECEIPT_LIMIT: Final = 10.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: its exit code, its receipt, and sentences about what could not be saved."""
+
+    code: int
+    receipt: Document
+    trouble: tuple[str, ...] = ()
+
+
+def drive(
+    layout: Layout,
+    launcher: Launcher,
+    opening: ev.RunOpened,
+    *,
+    client: SlurmClient | None = None,
+    report: Reporter | None = None,
+    warning: str | None = None,
+) -> Outcome:
+    """Run the plan of `layout` to its end in an event loop of its own. Raises OSError when the journal cannot be made."""
+    return asyncio.run(_drive(layout, launcher, opening, client, report, warning))
+
+
+class _Clock:
+    """Slurm's EndTime of the job, from the controller."""
+
+    def __init__(self, client: SlurmClient) -> None:
+        self._client = client
+
+    async def end_time(self, jobid: str) -> float | None:
+        answer = await self._client.show_job(jobid)
+        return answer.record.end if answer.record is not None else None
+
+
+async def _drive(
+    layout: Layout,
+    launcher: Launcher,
+    opening: ev.RunOpened,
+    client: SlurmClient | None,
+    report: Reporter | None,
+    warning: str | None,
+) -> Outcome:
+    loop = asyncio.get_running_loop()
+    clock = _Clock(client) if client is not None else None
+    extra: dict[str, Any] = {} if report is None else {"report": report}
+    engine = Engine(layout, launcher, opening, clock=clock, warning=warning, **extra)
+    for number, name in STOPPING.items():
+        loop.add_signal_handler(number, engine.request_stop, name)
+    try:
+        await engine.run()
+        return await _conclude(engine, opening)
+    finally:
+        for number in STOPPING:
+            loop.remove_signal_handler(number)
+
+
+async def _conclude(engine: Engine, opening: ev.RunOpened) -> Outcome:
+    """Close the journal, judge, write the receipt. A success whose proof cannot be saved is none."""
+    trouble = []
+    complete = await engine.close()
+    if not complete:
+        trouble.append(f"not every line of the journal could be written: {engine.journal_trouble}")
+    document = run_receipt(
+        engine.state,
+        engine.records,
+        engine.layout,
+        versions=opening.versions,
+        journal_trouble=engine.journal_trouble,
+    )
+    code = document["verdict"]["code"]
+    try:
+        await in_thread(receipts.write_run_receipt, engine.layout.run_dir, document, limit=RECEIPT_LIMIT)
+    except (OSError, TimeoutError) as error:
+        trouble.append(f"the receipt could not be written in {engine.layout.run_dir}: {error or 'no answer'}")
+        code = code or codes.FAULT
+    return Outcome(code, document, tuple(trouble))

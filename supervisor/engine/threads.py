@@ -1,0 +1,45 @@
+"""Blocking work beside the loop, with a deadline that holds even when the work never returns.
+
+A file system that is gone blocks a thread for ever. Such a thread is left behind (it is a daemon: it does not hold the
+process at its end) and its caller goes on, which is why a pool is not used: a pool's threads are joined at exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def in_thread(function: Callable[..., T], *args: Any, limit: float) -> T:
+    """`function(*args)` in a thread of its own, for at most `limit` seconds. Raises TimeoutError past them, else
+    whatever the function raises."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # None only where T allows it
+
+    def work() -> None:
+        result: T | None = None
+        failed: BaseException | None = None
+        try:
+            result = function(*args)
+        except BaseException as error:
+            failed = error
+        try:
+            loop.call_soon_threadsafe(deliver, result, failed)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits any more
+
+    threading.Thread(target=work, name=getattr(function, "__name__", "work"), daemon=True).start()
+    async with asyncio.timeout(limit):
+        return await future

@@ -1,0 +1,48 @@
+"""How a rank's step is made: the command line, its environment, and how it is ended from outside.
+
+A launcher only describes; `process.py` makes the processes. With an agent the step's stdin and stdout are the control
+channel; without one (`agent = "off"`) they are /dev/null and the rank's own log file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from supervisor.core.layout import AGENT, Layout
+
+
+@dataclass(frozen=True)
+class StepCommand:
+    """One process to start: argument list, whole environment, working directory (None: ours)."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+class Launcher(Protocol):
+    """What the engine asks of a launcher. Nothing here blocks."""
+
+    kind: str
+
+    def step(self, layout: Layout, rank: int) -> StepCommand:
+        """The process that runs the rank: under its agent, or directly where the plan says `agent = "off"`."""
+
+    def sweep(self, layout: Layout, rank: int) -> StepCommand:
+        """The process that looks on the rank's node for what the rank left behind, and kills it."""
+
+    async def signal(self, layout: Layout, rank: int, pid: int, signal: str) -> str | None:
+        """Signal a rank that has no agent (`signal` without SIG; `pid` is the step's process). Returns what went
+        wrong, or None."""
+
+
+def agent_argv(layout: Layout, python: str, rank: int) -> tuple[str, ...]:
+    """The agent's command line: isolated and without site, for it needs the standard library only and starts in half
+    the time."""
+    return (python, "-I", "-S", layout.at(AGENT), "run", layout.nonce, str(rank))
+
+
+def sweep_argv(layout: Layout, python: str, rank: int) -> tuple[str, ...]:
+    """The command line of a search for a rank's left-over processes."""
+    return (python, "-I", "-S", layout.at(AGENT), "sweep", layout.tag(rank))

@@ -1,0 +1,44 @@
+"""Ranks on this machine: every "node" is an agent (or the command itself) in a process group of its own."""
+
+from __future__ import annotations
+
+import os
+import signal as signals
+import sys
+
+from supervisor.core.layout import Layout
+from supervisor.launch.base import StepCommand, agent_argv, sweep_argv
+
+
+class LocalLauncher:
+    """The launcher where there is no Slurm: the same plan can be tried anywhere."""
+
+    kind = "local"
+
+    def __init__(self) -> None:
+        self._environment = dict(os.environ)
+
+    def step(self, layout: Layout, rank: int) -> StepCommand:
+        """The agent as our child, or the rank's own command."""
+        if layout.plan.role_of(rank).agent == "on":
+            return StepCommand(agent_argv(layout, self._python(layout), rank), self._environment)
+        env = {**self._environment, **layout.rank_environment(rank)}
+        return StepCommand(tuple(layout.rank_command(rank)), env)
+
+    def sweep(self, layout: Layout, rank: int) -> StepCommand:
+        """The search on this machine."""
+        return StepCommand(sweep_argv(layout, self._python(layout), rank), self._environment)
+
+    async def signal(self, layout: Layout, rank: int, pid: int, signal: str) -> str | None:
+        """Signal the rank's process group."""
+        try:
+            os.killpg(pid, signals.Signals[f"SIG{signal}"])
+        except ProcessLookupError:
+            return None
+        except OSError as error:
+            return str(error)
+        return None
+
+    @staticmethod
+    def _python(layout: Layout) -> str:
+        return layout.plan.python or sys.executable

@@ -1,0 +1,82 @@
+"""Ranks as Slurm steps: one srun per node, with every option given that a site's defaults or an inherited variable
+could change.
+
+Why each option is there (measured on Slurm 22.05):
+
+* `--overlap`: without it a step that starts right after another on the same node waits about 1.9 s; `--mem=0` and
+  `--cpu-bind=none` give the rank the node's share of the job instead of one core of it.
+* `--input=all --output=all`: stdin and stdout of the single task are the control channel, whatever SLURM_STDOUTMODE or
+  the site says. Never `--unbuffered`, which makes the task's stdout a terminal, nor `--label`.
+* `--kill-on-bad-exit=0 --wait=0`: what a failure means is the engine's decision.
+* `--job-name`: unique in the allocation. It is the only handle by which a run finds its own steps.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from supervisor.core.layout import Layout
+from supervisor.core.slurm import step_environment
+from supervisor.launch.base import StepCommand, agent_argv, sweep_argv
+from supervisor.scheduler.client import SlurmClient
+
+
+class SrunLauncher:
+    """The launcher inside an allocation."""
+
+    kind = "slurm"
+
+    def __init__(self, client: SlurmClient, srun: str = "srun", environ: Mapping[str, str] | None = None) -> None:
+        self._client = client
+        self._srun = srun
+        self._environment = step_environment(os.environ if environ is None else environ)
+
+    def step(self, layout: Layout, rank: int) -> StepCommand:
+        """srun of the agent, or of the rank's own command."""
+        role = layout.plan.role_of(rank)
+        if role.agent == "on":
+            command = agent_argv(layout, self._python(layout), rank)
+            return StepCommand((*self._options(layout, rank), *role.srun_options, *command), self._environment)
+        env = {**self._environment, **layout.rank_environment(rank)}
+        command = tuple(layout.rank_command(rank))
+        return StepCommand((*self._options(layout, rank, stdin="none"), *role.srun_options, *command), env)
+
+    def sweep(self, layout: Layout, rank: int) -> StepCommand:
+        """The search on the rank's node, as a short step of its own."""
+        command = sweep_argv(layout, self._python(layout), rank)
+        return StepCommand((*self._options(layout, rank, name="sweep-", stdin="none"), *command), self._environment)
+
+    async def signal(self, layout: Layout, rank: int, pid: int, signal: str) -> str | None:
+        """`scancel --signal` of the step, found by its name: a signal to srun would kill the task without a word."""
+        steps = await self._client.steps_by_name(layout.jobid)
+        if steps is None:
+            return "Slurm did not say which steps run"
+        step = steps.get(layout.step_name(rank))
+        if step is None:
+            return None
+        return None if await self._client.signal_step(step, signal) else f"scancel --signal={signal} {step} failed"
+
+    def _options(self, layout: Layout, rank: int, name: str = "", stdin: str = "all") -> tuple[str, ...]:
+        return (
+            self._srun,
+            f"--jobid={layout.jobid}",
+            f"--job-name={name}{layout.step_name(rank)}",
+            f"--nodelist={layout.nodes[rank]}",
+            "--nodes=1",
+            "--ntasks=1",
+            "--overlap",
+            "--mem=0",
+            "--cpu-bind=none",
+            f"--input={stdin}",
+            "--output=all",
+            "--error=all",
+            "--kill-on-bad-exit=0",
+            "--wait=0",
+            "--export=ALL",
+        )
+
+    @staticmethod
+    def _python(layout: Layout) -> str:
+        return layout.plan.python or sys.executable

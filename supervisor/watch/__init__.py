@@ -1,0 +1,1 @@
+"""Directories and files that change: events are hints, a listing decides."""
