@@ -396,13 +396,13 @@ allocd_worker() { # PID
   allocd__ended=$(allocd__wait "${1:-none}")
   case $allocd__ended in
     misuse*) return 78 ;;
-    dead*) allocd__ended='dead 0' ;;
+    'dead '*) ;;
     *) allocd__stop "$1" ;;
   esac
   allocd__code=0
   wait "$1" || allocd__code=$?
   case $allocd__ended in
-    dead*) [ "$allocd__code" -ne 0 ] || allocd__code=1 ;; # an engine must not end before the job may
+    'dead '*) [ "$allocd__code" -ne 0 ] || allocd__code=1 ;; # an engine must not end before the job may
     *) allocd__code=${allocd__ended##* } ;;
   esac
   unset allocd__ended
