@@ -45,6 +45,8 @@ from typing import Any, Self
 from tests import cluster_files, keeper
 from tests.cluster_files import NODES
 
+__all__ = ["NODES", "Cluster", "ClusterError"]
+
 _START_LIMIT = 30.0  # seconds for each daemon to answer; a loaded machine with two cores needs a fraction
 _STOP_LIMIT = 30.0  # seconds for the keeper to kill everything; it gives up by itself before
 _USABLE = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "IDLE+COMPLETING", "MIXED+COMPLETING"})
@@ -127,6 +129,7 @@ class Cluster:
             process.stdin.close()
             code = process.wait(_STOP_LIMIT)
         if code != 0:
+            shutil.rmtree(self.directory, ignore_errors=True)
             raise ClusterError(f"the keeper of {self.directory} ended with {code}; its reason is on stderr")
 
     @property
@@ -205,9 +208,7 @@ class Cluster:
             self.run(["scancel", f"--user={cluster_files.user()}"], check=True)
             self.wait_for(lambda: not self._queue(), "the queue to be empty")
         states = self._node_states().items()
-        if unfit := [
-            node for node, state in states if "DRAIN" in state or "FAIL" in state or state == "DOWN"
-        ]:
+        if unfit := [node for node, state in states if "DRAIN" in state or "FAIL" in state or state == "DOWN"]:
             self.run(["scontrol", "update", f"NodeName={','.join(unfit)}", "State=RESUME"], check=True)
         self.wait_ready()
 
@@ -225,9 +226,7 @@ class Cluster:
 
     def _node_states(self) -> dict[str, str]:
         listing = self.run(["scontrol", "--oneliner", "show", "node"]).stdout
-        return {
-            node["NodeName"]: node["State"] for node in map(_fields, listing.splitlines()) if "State" in node
-        }
+        return {node["NodeName"]: node["State"] for node in map(_fields, listing.splitlines()) if "State" in node}
 
     # ---- the clients' side ---------------------------------------------------------------------------------
 
@@ -251,9 +250,7 @@ class Cluster:
         options |= {"timeout": timeout, "env": {**self.env, **(env or {})}}
         program = shutil.which(argv[0], path=options["env"]["PATH"]) or argv[0]
         try:
-            done = subprocess.run(
-                [program, *argv[1:]], capture_output=True, text=True, check=False, **options
-            )
+            done = subprocess.run([program, *argv[1:]], capture_output=True, text=True, check=False, **options)
         except subprocess.TimeoutExpired as late:
             said = f"{late.output!r} {late.stderr!r}"
             raise ClusterError(f"{argv}: no end within {timeout} s; so far {said}{self._tails()}") from late
