@@ -57,12 +57,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     note.add_argument("code", metavar="CODE", help="exit code, 0..255; 0 changes nothing")
     wait = actions.add_parser("wait", help="wait for the marker and exit with its code")
     wait.add_argument("--pid", metavar="P", help="give up when this process is gone and left no marker")
-    wait.add_argument(
-        "--recheck", metavar="S", default="5", help="seconds to look on then, 0..60 (default 5)"
-    )
-    wait.add_argument(
-        "--timeout", metavar="S", default=str(DEFAULT_TIMEOUT), help="seconds to wait (default 14400)"
-    )
+    wait.add_argument("--recheck", metavar="S", default="5", help="seconds to look on then, 0..60 (default 5)")
+    wait.add_argument("--timeout", metavar="S", default=str(DEFAULT_TIMEOUT), help="seconds to wait (default 14400)")
     read = actions.add_parser("read", help="print the marker's code")
     for action in (publish, note, wait, read):
         action.add_argument("--file", metavar="FILE", help="the marker's path (default $ALLOCD_MARKER)")
@@ -82,9 +78,7 @@ def run(args: argparse.Namespace) -> int:
     except _Misuse as error:
         return _answer(args, codes.CONFIG, outcome="misuse", reason=str(error))
     except OSError as error:
-        return _answer(
-            args, codes.FAILED, outcome="refused", reason=f"{_file(args)}: {error.strerror or error}"
-        )
+        return _answer(args, codes.FAILED, outcome="refused", reason=f"{_file(args)}: {error.strerror or error}")
     except KeyboardInterrupt:
         return _answer(args, codes.INTERRUPTED, outcome="interrupted", reason="the wait was interrupted")
 
@@ -108,9 +102,7 @@ def _publish(args: argparse.Namespace) -> int:
         advice = "if its writer is gone, publish with --replace"
         reason = f"{path}: the name is taken and holds no marker: {explain(found)}; {advice}"
         return _answer(args, codes.ARTIFACTS, outcome="taken", reason=reason)
-    what = (
-        f"published {found.code}" if published.outcome == "written" else f"{found.code} was published before"
-    )
+    what = f"published {found.code}" if published.outcome == "written" else f"{found.code} was published before"
     because = f" (the first failure noted; this call brought {asked})" if code != asked else ""
     return _answer(args, codes.OK, outcome=published.outcome, reason=what + because, marker=found)
 

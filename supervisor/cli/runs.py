@@ -55,6 +55,25 @@ def find_run(name: str | None) -> str:
     raise NoSuchRun(f"no run {wanted!r}: there is no {JOURNAL} in {looked}: name its run directory")
 
 
+def runs_of_job(jobid: str) -> list[str]:
+    """The directories of a job's runs, of its last attempt only: `JOBID` or `JOBID.rN`, each with `.sM`."""
+    found: dict[str, str] = {}
+    for place in (registry(), os.environ.get("ALLOCD_RUNS"), "runs"):
+        with suppress(OSError):
+            for name in os.listdir(place or os.devnull):
+                path = os.path.join(place or "", name)
+                if name.split(".")[0] == jobid and os.path.exists(os.path.join(path, JOURNAL)):
+                    found.setdefault(name, os.path.realpath(path))
+    last = max((attempt_of(name) for name in found), default=0)
+    return [path for name, path in sorted(found.items()) if attempt_of(name) == last]
+
+
+def attempt_of(run_id: str) -> int:
+    """How often the job had been requeued when this run began."""
+    part = next((part for part in run_id.split(".")[1:] if part.startswith("r")), "r0")
+    return int(part[1:]) if part[1:].isdecimal() else 0
+
+
 def complain(text: object) -> None:
     """A sentence on stderr."""
     print(f"allocctl: {text}", file=sys.stderr)

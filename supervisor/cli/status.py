@@ -1,0 +1,79 @@
+"""`allocctl status`: what a run is doing, or how it ended. Reads the run directory; no daemon needed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from supervisor.cli.runs import NoSuchRun, complain, find_run
+from supervisor.cli.saved import Document, Unreadable, run_document
+from supervisor.core import codes
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The verb's arguments."""
+    parser = subparsers.add_parser("status", help="what a run is doing, or how it ended")
+    parser.add_argument("run", nargs="?", help="the run's id or directory (default: this allocation's)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the status. 0 when it could be told, 69 when there is no such run."""
+    try:
+        document, over = run_document(find_run(args.run))
+    except (NoSuchRun, Unreadable) as error:
+        complain(error)
+        return codes.UNREACHABLE
+    print(json.dumps(summary(document, over), indent=1) if args.json else "\n".join(_lines(document, over)))
+    return codes.OK
+
+
+def summary(document: Document, over: bool) -> Document:
+    """The status as one JSON document."""
+    keys = ("run_id", "jobid", "name", "run_dir", "launcher", "started", "first_failure", "doubts", "marker", "status")
+    ranks = [
+        {key: rank[key] for key in ("rank", "role", "node", "phase", "silent", "end")} for rank in document["ranks"]
+    ]
+    return {
+        "schema_version": 1,
+        **{key: document[key] for key in keys},
+        "over": over,
+        "sealed": bool(document.get("sealed")),
+        "phase": "ended" if over else document["phase"],
+        "engine": None if over else {True: "alive", False: "lost", None: "on another host"}[document["alive"]],
+        "verdict": document["verdict"] if over or document.get("alive") is False else None,
+        "ranks": ranks,
+        "artifacts": [{"contract": item["contract"], "state": item["state"]} for item in document["artifacts"]],
+    }
+
+
+def _lines(document: Document, over: bool) -> list[str]:
+    lines = [f"{document['run_id']}  {document['name']}  {document['run_dir']}", _state(document, over)]
+    lines += (
+        f"  rank {rank['rank']:>3}  {rank['role']:<14} {rank['node']:<18} {how(rank)}" for rank in document["ranks"]
+    )
+    lines += (f"  artifact {item['contract']}: {item['state']}" for item in document["artifacts"])
+    if document["first_failure"]:
+        lines.append(f"  first failure: {document['first_failure']['text']}")
+    return lines
+
+
+def _state(document: Document, over: bool) -> str:
+    verdict = document["verdict"]
+    if over:
+        seen = "" if verdict["final"] else " (first observed; `allocctl verify` seals it)"
+        return f"{verdict['outcome']} {verdict['code']} ({verdict['origin']}){seen}: {verdict['summary']}"
+    engine = {True: "", False: ", but its engine is gone", None: f", engine on {document['host']}"}[document["alive"]]
+    return f"{document['phase']}{engine}"
+
+
+def how(rank: Document) -> str:
+    """How a rank does, in words."""
+    end: dict[str, Any] | None = rank["end"]
+    if rank["refused"]:
+        return f"not executed: {rank['refused']}"
+    if end is None:
+        return "silent" if rank["silent"] else "never started" if rank["phase"] == "over" else str(rank["phase"])
+    text = f"code {end['code']}" if end["code"] is not None else f"signal {end['signal']}"
+    return f"{text} (stopped: {rank['stop']})" if end["ordered"] else text
