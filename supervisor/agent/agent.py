@@ -163,9 +163,16 @@ def descendants(everyone: list[Process], root: int) -> list[Process]:
     for each in everyone:
         children.setdefault(each.parent, []).append(each)
     tree = children.pop(root, [])
-    for each in tree:  # grows while it is walked; pop, so that a circle drawn by reused numbers ends
+    for each in tree:  # grows while it is walked, and ends whatever the listing says, for pop empties the table
         tree += children.pop(each.pid, [])
     return tree
+
+
+def children() -> list[Process]:
+    """Our own living children at this moment; none where the kernel has no such list (CONFIG_PROC_CHILDREN)."""
+    me = os.getpid()
+    found = [process(int(pid)) for pid in slurp(f"/proc/{me}/task/{me}/children").split()]
+    return [each for each in found if each and each.alive]
 
 
 def carries(seen: Process, tag: bytes) -> bool:
@@ -582,7 +589,7 @@ class Agent:
         else:
             self.state = RUNNING
             self.emit("started", pid=self.main)
-            if self.ordered:
+            if self.ordered and self.ordered != signal.SIGKILL:
                 self.tell(self.ordered)
 
     def refuse(self, phase: str, error: str, number: int = 0) -> None:
@@ -597,14 +604,15 @@ class Agent:
     # stopping
 
     def stop(self, number: int, grace: float) -> None:
-        """The signal to the rank's group, KILL to whatever is left after the grace. A later stop can only
-        hasten that, and does not repeat the signal: many programs take a second TERM for `drop
-        everything`."""
+        """The signal to the rank's group, KILL to whatever is left after the grace. A later stop can only hasten
+        that, and does not repeat the signal: many programs take a second TERM for `drop everything`."""
         if self.state == WAITING:
             self.gone()
         if self.state in HAS_TREE:
             repeated, self.ordered = number == self.ordered, number
-            if self.state == RUNNING and not repeated:
+            if number == signal.SIGKILL:
+                grace = 0.0  # that one is for everybody, and nothing is left to wait for
+            elif self.state == RUNNING and not repeated:
                 self.tell(number)
             self.hasten(self.kill, grace)
 
@@ -620,18 +628,14 @@ class Agent:
             self.note("the rank cannot be signalled: its processes belong to another user")
 
     def kill(self) -> None:
-        """One round of KILL to all of the rank, and the next round; GONE comes by `reap`, or when none is
-        left."""
+        """A round of KILL, and after a pause the next, until `reap` finds that nobody is left."""
         self.due.setdefault(self.give_up, time.monotonic() + KILL_LIMIT)
-        alive = self.tree()
-        for each in alive:
-            if self.signal_one(each, signal.SIGKILL):
-                self.killed.add(each.identity)
-        if alive or self.state != CLEARING:
-            self.due[self.kill] = time.monotonic() + self.pause
-            self.pause = min(2 * self.pause, KILL_PAUSE[1])
-        else:
-            self.flush()
+        self.due[self.kill] = time.monotonic() + self.pause
+        self.pause = min(2 * self.pause, KILL_PAUSE[1])
+        self.strike(self.tree())
+
+    def strike(self, targets: list[Process]) -> None:
+        self.killed |= {each.identity for each in targets if self.signal_one(each, signal.SIGKILL)}
 
     def give_up(self) -> None:
         alive = [str(each.pid) for each in self.tree()]
@@ -690,20 +694,27 @@ class Agent:
             if pid:
                 ended = True
                 self.ended(status)
+        childless = self.reap_orphans()
+        if self.state != CLEARING:
+            return
+        if childless:
+            self.look()
+        elif self.give_up in self.due:  # what comes down to us in the middle of the killing: one that forks
+            self.strike(children())  # faster than a listing can follow is caught here
+        if ended and self.state == CLEARING:
+            self.clear()
+
+    def reap_orphans(self) -> bool:
+        """Collect every dead child; whether there is none left, dead or alive."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
-                    break
+                    return False
                 if pid == self.flusher:
                     self.flushed(status)
-            childless = False
         except ChildProcessError:
-            childless = True
-        if ended:
-            self.clear()
-        if childless and self.state == CLEARING:
-            self.look()
+            return True
 
     def ended(self, status: int) -> None:
         """The fast path: nothing stands between the death and this line."""
@@ -715,20 +726,15 @@ class Agent:
         self.codes["own"] = SIGNAL_BASE + killer if killer else code or 0
 
     def clear(self) -> None:
-        """The main process has ended. TERM to those it left behind, unless a stop has told them already, and
-        KILL after the grace."""
-        alive = self.tree()
-        for each in alive:
+        """The main process has left others behind: TERM, unless a stop has told them already, and KILL after the
+        grace."""
+        for each in self.tree():
             if each.group != self.told:
                 self.signal_one(each, signal.SIGTERM)
-        if alive:
-            self.hasten(self.kill, self.manner()[1])
-        else:
-            self.flush()
+        self.hasten(self.kill, self.manner()[1])
 
     def look(self) -> None:
-        """We have no child, hence no descendant. Has something got away from below us? Its end is announced
-        by no signal, so look again."""
+        """No child, hence no descendant. If something got away from below us, no signal tells its end: look again."""
         if self.tree():
             self.due[self.look] = time.monotonic() + LOOK_PAUSE
         else:
