@@ -1,5 +1,5 @@
-"""`allocctl explain`: how a run's verdict came about, in sentences: what failed first, what fell because of it, and what
-the verdict is derived from."""
+"""`allocctl explain`: how a run's verdict came about, in sentences: what failed first, what fell because of it, and
+what the verdict is derived from."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from supervisor.core.plan import Plan, PlanError, PlanErrors, join, parse_plan
@@ -79,26 +79,32 @@ def _with_lines(errors: list[PlanError], text: str) -> Iterator[PlanError]:
 
 
 def key_lines(text: str) -> dict[str, int]:
-    """Key path -> line (1-based) of each table and key in `text`, which is valid TOML.
+    """Key path -> line (1-based) where each table and key first stands in `text`, which is valid TOML.
 
     Keys inside inline tables are not looked at: they share their table's line.
     """
     lines: dict[str, int] = {}
-    tables: dict[str, int] = {}  # [[name]] -> how many so far
+    tables: dict[str, int] = {}  # [[name]] -> the number of its last one
     prefix, depth = "", 0
     for number, line in enumerate(_TOKENS.sub(_one_line, text).split("\n"), 1):
         if depth == 0 and (header := _HEADER.match(line)):
-            prefix = _path("", header[2], tables)
+            *above, prefix = _paths("", header[2], tables)
             if header[1] == "[[":
+                above.append(prefix)
                 tables[prefix] = tables.get(prefix, -1) + 1
                 prefix = f"{prefix}[{tables[prefix]}]"
-            lines.setdefault(prefix, number)
+            _note(lines, [*above, prefix], number)
             continue
         if depth == 0 and (key := _KEY.match(line)):
-            lines.setdefault(_path(prefix, key[1], {}), number)
+            _note(lines, _paths(prefix, key[1], {}), number)
         bare = _TOKENS.sub("", line)
         depth += sum(map(bare.count, "[{")) - sum(map(bare.count, "]}"))
     return lines
+
+
+def _note(lines: dict[str, int], paths: Iterable[str], number: int) -> None:
+    for path in paths:
+        lines.setdefault(path, number)
 
 
 def _one_line(token: re.Match[str]) -> str:
@@ -108,14 +114,14 @@ def _one_line(token: re.Match[str]) -> str:
     return "" if word.startswith("#") else "\n" * word.count("\n") if spans else word
 
 
-def _path(prefix: str, dotted: str, tables: dict[str, int]) -> str:
-    """The key path of a dotted TOML key below `prefix`; a list of tables on the way means its last one."""
+def _paths(prefix: str, dotted: str, tables: dict[str, int]) -> Iterator[str]:
+    """The key paths of each part of a dotted TOML key below `prefix`; a list of tables on the way means its last."""
     path = prefix
     for part in re.findall(_PART, dotted):
         if path in tables:
             path = f"{path}[{tables[path]}]"
         path = join(path, _unquoted(part))
-    return path
+        yield path
 
 
 def _unquoted(part: str) -> str:

@@ -1,4 +1,5 @@
-"""`allocctl verify`: how a job really ended, by Slurm's records; seals the receipts of its runs and writes the outcome file.
+"""`allocctl verify`: how a job really ended, by Slurm's records; seals the receipts of its runs and writes the outcome
+file.
 
 A job without a run of ours is judged by Slurm's record alone. A receipt that is sealed already is not sealed again:
 terminal evidence is immutable, and its verdict is what this verb answers.

@@ -237,9 +237,7 @@ class Patience:
 
     LOOK_EVERY: Final = 1.0
 
-    def __init__(
-        self, now: float, *, recheck: float = 5.0, timeout: float | None = None, settle: float = 2.0
-    ) -> None:
+    def __init__(self, now: float, *, recheck: float = 5.0, timeout: float | None = None, settle: float = 2.0) -> None:
         self._deadline = None if timeout is None else now + timeout
         self._recheck, self._settle = recheck, settle
         self._dead_since: float | None = None

@@ -1,7 +1,7 @@
 """The receipts: what proves a verdict, as plain data (one JSON document each, `schema_version` 1).
 
-`receipt.run.json` is what the engine saw (kind "run"): verdict, first failure, failures, consequences, every rank's end,
-marker, artifacts, collection, notes, doubts, timeline, versions. Inside a job its verdict is "first observed".
+`receipt.run.json` is what the engine saw (kind "run"): verdict, first failure, failures, consequences, every rank's
+end, marker, artifacts, collection, notes, doubts, timeline, versions. Inside a job its verdict is "first observed".
 
 `receipt.json` (kind "sealed") is made when the job is over, by whoever sees that: the run receipt as it is with its
 sha256 (or null where there is none), Slurm's answers as printed, and the verdict over both.

@@ -50,8 +50,8 @@ class State:
 STATES: Final[tuple[State, ...]] = (
     State("PENDING", "PD", "waiting"),
     State("CONFIGURING", "CF", "waiting"),
-    State("POWER_UP_NODE", "PU", "waiting"),
-    State("EXPEDITING", "EX", "waiting"),
+    State("POWER_UP_NODE", "", "waiting"),
+    State("EXPEDITING", "", "waiting"),
     State("REQUEUED", "RQ", "waiting"),
     State("REQUEUE_FED", "RF", "waiting"),
     State("REQUEUE_HOLD", "RH", "waiting"),
@@ -64,7 +64,7 @@ STATES: Final[tuple[State, ...]] = (
     State("SIGNALING", "SI", "running"),
     State("COMPLETING", "CG", "ending"),
     State("STAGE_OUT", "SO", "ending"),
-    State("UPDATE_DB", "UD", "ending"),
+    State("UPDATE_DB", "", "ending"),
     State("COMPLETED", "CD", "ended", None),
     State("FAILED", "F", "ended", None),
     State("CANCELLED", "CA", "ended", codes.CANCELLED),
@@ -74,8 +74,8 @@ STATES: Final[tuple[State, ...]] = (
     State("PREEMPTED", "PR", "ended", codes.FAILED, returns=True),
     State("NODE_FAIL", "NF", "ended", codes.FAILED, returns=True),
     State("BOOT_FAIL", "BF", "ended", codes.FAILED, returns=True),
-    State("LAUNCH_FAILED", "LF", "ended", codes.FAILED, returns=True),
-    State("RECONFIG_FAIL", "RC", "ended", codes.FAILED, returns=True),
+    State("LAUNCH_FAILED", "", "ended", codes.FAILED, returns=True),
+    State("RECONFIG_FAIL", "", "ended", codes.FAILED, returns=True),
     State("REVOKED", "RV", "ended", codes.UNVERIFIABLE),
 )
 """Every state word that Slurm 21.08 to 25.05 prints.
@@ -83,11 +83,12 @@ STATES: Final[tuple[State, ...]] = (
 Source: "JOB STATE CODES" of squeue(1) and sacct(1), and Slurm's page "Job State Codes" for the flags that are
 shown in place of a state. REQUEUED and SPECIAL_EXIT are no ends: the job waits again under the same id.
 REVOKED is the end of a federation's duplicate: the truth is on another cluster, so it proves nothing here.
-OUT_OF_MEMORY and the launch failures carry no usable code of their own.
+OUT_OF_MEMORY and the launch failures carry no usable code of their own. Words without a short code have none
+in the manual pages.
 """
 
 _BY_WORD: Final[dict[str, State]] = {
-    **{state.short: state for state in STATES},
+    **{state.short: state for state in STATES if state.short},
     **{state.word: state for state in STATES},
 }
 _SUFFIX: Final = re.compile(r"(?: by \d+|\+)$")
@@ -188,9 +189,7 @@ def parse_job_id(text: str) -> JobId:
     """
     found = _JOB_ID.fullmatch(text)
     if not found:
-        raise ValueError(
-            f"{text!r} is no Slurm job id: expected 123, 123_4, 123+1 or one of these with .STEP"
-        )
+        raise ValueError(f"{text!r} is no Slurm job id: expected 123, 123_4, 123+1 or one of these with .STEP")
     part = found.groupdict()
     return JobId(
         int(found["job"]),
@@ -365,8 +364,6 @@ def query_environment(environ: Mapping[str, str]) -> dict[str, str]:
     are epochs.
     """
     kept = {
-        name: value
-        for name, value in environ.items()
-        if name in _QUERY_KEEPS or not name.startswith(_QUERY_PREFIXES)
+        name: value for name, value in environ.items() if name in _QUERY_KEEPS or not name.startswith(_QUERY_PREFIXES)
     }
     return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}

@@ -96,6 +96,11 @@ class StepRecord:
     nodes: tuple[str, ...]
     raw: str
 
+    @property
+    def terminal(self) -> bool:
+        """Whether the row is finished: an end state and an end, as for jobs."""
+        return self.state.terminal and self.end is not None
+
 
 SACCT_FIELDS: Final = (
     "JobIDRaw",

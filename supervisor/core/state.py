@@ -206,7 +206,8 @@ class MarkerState:
 
 @dataclass(frozen=True)
 class RunState:
-    """A whole run. `deadlines` maps a timer's name to monotonic seconds: the engine fires TimerFired when one is due."""
+    """A whole run. `deadlines` maps a timer's name to monotonic seconds: the engine fires TimerFired when one is
+    due."""
 
     phase: str = "new"
     opened: ev.RunOpened | None = None

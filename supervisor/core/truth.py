@@ -364,8 +364,8 @@ def step_disagreements(steps: Sequence[StepRecord], seen: Mapping[str, int]) -> 
         row = rows.get(name)
         if row is None:
             found.append(f"accounting has no row of step {name}")
-        elif not row.state.terminal:
-            found.append(f"accounting still says {row.state_text} of step {name}")
+        elif not row.terminal:
+            found.append(f"accounting's row of step {name} is not finished ({row.state_text})")
         elif not agrees(code, row.exit, "sacct") or (code == 0) != (row.state.word == "COMPLETED"):
             found.append(f"step {name} ended with {code}; accounting says {row.state_text} {row.exit}")
     return tuple(found)

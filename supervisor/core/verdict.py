@@ -14,7 +14,8 @@ Who outranks whom, first to last:
 2. The first native failure of a critical rank. Its consequences are not even candidates: the machine drops them.
 3. Any other terminal state of Slurm: a success that Slurm denies is none.
 4. The artifact contract, then the marker protocol, then deadlines and requests to stop, then our own fault.
-5. Nothing failed: a success, if nothing is in doubt. A doubt makes it unverifiable, which is neither success nor failure.
+5. Nothing failed: a success, if nothing is in doubt. A doubt makes it unverifiable, which is neither success nor
+failure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The engine's side of the control channel: commands to an agent, reports from it.
 
-One JSON object a line, at most 1,000 bytes (lines up to that size stay whole whatever else a step prints), each with the
-run's nonce under `n`. Everything else that comes is foreign output: a prolog's greeting, an entrypoint's banner. It is
-kept and is never an error. The agent's side is in `supervisor/agent/agent.py`, which tells the protocol.
+One JSON object a line, at most 1,000 bytes (lines up to that size stay whole whatever else a step prints), each with
+the run's nonce under `n`. Everything else that comes is foreign output: a prolog's greeting, an entrypoint's banner.
+It is kept and is never an error. The agent's side is in `supervisor/agent/agent.py`, which tells the protocol.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Collecting after the end: the files that the plan names, copied into the run directory, with checksums.
 
-Runs in a thread, on whatever is there; every file that cannot be had is a sentence in `errors`, and none of them changes
-how a rank ended. Only regular files are copied, symbolic links are not followed, and nothing already collected is
-overwritten by another file of the same name.
+Runs in a thread, on whatever is there; every file that cannot be had is a sentence in `errors`, and none of them
+changes how a rank ended. Only regular files are copied, symbolic links are not followed, and nothing already collected
+is overwritten by another file of the same name.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ Commands that stop ranks are carried out in that same call, before the record is
 PublishMarker wait until it is on the disk. Deadlines live in the machine's state: after each event the engine arms one
 timer for the next of them.
 
-Tasks, all in one TaskGroup: one per step (`_attend`: it starts the step's process, waits for it, returns `(rank, end)` and
-never raises), one per wave of steps that observes their ends in completion order, and the helpers (pings, looks at
+Tasks, all in one TaskGroup: one per step (`_attend`: it starts the step's process, waits for it, returns `(rank, end)`
+and never raises), one per wave of steps that observes their ends in completion order, and the helpers (pings, looks at
 files, Slurm's end time, single slow commands), which are cancelled when the machine has finished. Stopping a rank is a
 command to its agent; no task is cancelled for it.
 """

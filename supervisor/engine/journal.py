@@ -7,13 +7,13 @@ Two kinds of lines share the file, in the order in which things were:
 
 The state is the fold of the events; commands are for people and for finding what was under way.
 
-Writing is a thread's work: `append` only queues. `durable` waits until all that was queued is on the disk (fsync), for at
-most `limit` seconds. When the disk is full or does not answer, the run goes on in memory: lines are kept and tried
-again, `trouble` says so, and so does the receipt. A partial write is finished before anything else is written, so a line
-is never torn by a later one.
+Writing is a thread's work: `append` only queues. `durable` waits until all that was queued is on the disk (fsync), for
+at most `limit` seconds. When the disk is full or does not answer, the run goes on in memory: lines are kept and tried
+again, `trouble` says so, and so does the receipt. A partial write is finished before anything else is written, so a
+line is never torn by a later one.
 
-A reader takes a torn or zero-filled tail for "not yet": after a crash, or while the writer is in the middle of a line, the
-last line is no evidence of damage. Anything else that cannot be read is damage, and reading stops there.
+A reader takes a torn or zero-filled tail for "not yet": after a crash, or while the writer is in the middle of a line,
+the last line is no evidence of damage. Anything else that cannot be read is damage, and reading stops there.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -136,10 +137,8 @@ class Journal:
         return b"", None
 
     def _call(self, function: Callable[..., None], *args: Any) -> None:
-        try:
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:
-            pass  # the loop is closed
 
     # --- in the loop ---------------------------------------------------------------------------------------------
 
@@ -165,8 +164,8 @@ class Journal:
 
 @dataclass(frozen=True)
 class JournalRead:
-    """What a journal holds: its records, its command lines, the bytes that were understood (where a follower goes on), and
-    what is wrong with the rest: `tail` an unfinished last line, `damage` anything else."""
+    """What a journal holds: its records, its command lines, the bytes that were understood (where a follower goes on),
+    and what is wrong with the rest: `tail` an unfinished last line, `damage` anything else."""
 
     records: list[Record] = field(default_factory=list)
     commands: list[dict[str, Any]] = field(default_factory=list)

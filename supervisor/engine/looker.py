@@ -1,4 +1,5 @@
-"""Looks at what the run's files say, and tells the machine what changed: contracts, and a marker that a script publishes.
+"""Looks at what the run's files say, and tells the machine what changed: contracts, and a marker that a script
+publishes.
 
 Looking is a thread's work and happens after a hint (an event in one of the directories, a request of the machine) or
 once a second, never twice at a time. Contracts that have come to their end are not read again.

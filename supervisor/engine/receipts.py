@@ -1,5 +1,5 @@
-"""Receipts on the disk: the run's own, written when the engine ends; the sealed one, made once whoever comes first; and the
-outcome file that CI jobs read."""
+"""Receipts on the disk: the run's own, written when the engine ends; the sealed one, made once whoever comes first;
+and the outcome file that CI jobs read."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ def drive(
     report: Reporter | None = None,
     warning: str | None = None,
 ) -> Outcome:
-    """Run the plan of `layout` to its end in an event loop of its own. Raises OSError when the journal cannot be made."""
+    """Run the plan of `layout` to its end in an event loop of its own. Raises OSError when the journal cannot be
+    made."""
     return asyncio.run(_drive(layout, launcher, opening, client, report, warning))
 
 

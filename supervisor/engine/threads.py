@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -35,10 +36,8 @@ async def in_thread(function: Callable[..., T], *args: Any, limit: float) -> T:
             result = function(*args)
         except BaseException as error:
             failed = error
-        try:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(deliver, result, failed)
-        except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
 
     threading.Thread(target=work, name=getattr(function, "__name__", "work"), daemon=True).start()
     async with asyncio.timeout(limit):

@@ -137,7 +137,8 @@ class StepProcess(asyncio.SubprocessProtocol):
 
 
 def use_pidfd_watcher() -> None:
-    """On Python 3.11 asyncio makes a thread for every child; a pidfd does without. Later versions know by themselves."""
+    """On Python 3.11 asyncio makes a thread for every child; a pidfd does without. Later versions know by
+    themselves."""
     import sys
 
     if sys.version_info < (3, 12) and hasattr(os, "pidfd_open"):

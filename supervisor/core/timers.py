@@ -1,0 +1,114 @@
+"""Handlers of deadlines, one for each kind of timer: the part of its name before the colon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from supervisor.core import codes
+from supervisor.core import commands as cmd
+from supervisor.core import events as ev
+from supervisor.core.on_evidence import expire, marker_trouble
+from supervisor.core.state import LOOK_LIMIT, MARKER_LIMIT
+from supervisor.core.turn import Turn
+
+
+def timer_fired(turn: Turn, event: ev.TimerFired) -> None:
+    if event.timer not in turn.state.deadlines:
+        return  # cleared in the same instant
+    turn.clear_timers(event.timer)
+    name, _, argument = event.timer.partition(":")
+    TIMERS[name](turn, argument)
+
+
+def run_deadline(turn: Turn, _: str) -> None:
+    text = f"the run did not end within its deadline of {turn.plan.deadlines.run:g} s"
+    turn.fail(turn.failure(None, "deadline", codes.DEADLINE, text, origin="allocd"), "deadline")
+
+
+def time_limit(turn: Turn, _: str) -> None:
+    text = "Slurm's time limit is near: the run was stopped while there was time to end it in order"
+    turn.fail(turn.failure(None, "time_limit", codes.DEADLINE, text, origin="allocd"), "time_limit")
+
+
+def artifacts_deadline(turn: Turn, _: str) -> None:
+    turn.clear_timers("finalization", "late:finalization")
+    last_look(turn, "deadline")
+
+
+def finalization_over(turn: Turn, _: str) -> None:
+    last_look(turn, "finalization")
+
+
+def last_look(turn: Turn, reason: str) -> None:
+    """A window closes: look once more before judging, for the last look may be older than the files."""
+    turn.change(look=turn.record.seq)
+    turn.set_timer(f"late:{reason}", LOOK_LIMIT)
+    turn.ask(cmd.CheckArtifacts(turn.record.seq))
+
+
+def no_hello(turn: Turn, argument: str) -> None:
+    number = int(argument)
+    limit = turn.plan.deadlines.hello
+    text = f"rank {number}: its step on {turn.rank(number).node} did not say hello within {limit:g} s"
+    turn.fail(turn.failure(number, "no_hello", codes.DEADLINE, text, origin="allocd"))
+    turn.kill_step(number)
+
+
+def rank_lost(turn: Turn, argument: str) -> None:
+    number = int(argument)
+    text = f"rank {number}: its agent on {turn.rank(number).node} has been silent for too long"
+    turn.fail(turn.failure(number, "rank_lost", codes.FAILED, text, origin="allocd", provisional=True))
+    turn.kill_step(number)
+
+
+def recheck_over(turn: Turn, argument: str) -> None:
+    """No marker came: the worker's death is what it looked like, and it keeps its place in the order."""
+    suspect = turn.rank(int(argument)).suspect
+    if suspect is not None:
+        turn.change_rank(int(argument), suspect=None)
+        turn.fail(suspect)
+
+
+def step_overdue(turn: Turn, argument: str) -> None:
+    turn.note(f"rank {argument}: its agent did not do as told in time; its step is ended from outside")
+    turn.kill_step(int(argument))
+
+
+def reap_overdue(turn: Turn, argument: str) -> None:
+    number = int(argument)
+    turn.change_rank(number, phase="abandoned")
+    turn.doubt(f"rank {number}: its srun process could not be ended")
+
+
+def sweep_overdue(turn: Turn, argument: str) -> None:
+    number = int(argument)
+    turn.change_rank(number, phase="over", left=-1)
+    turn.doubt(f"rank {number}: nobody could look on {turn.rank(number).node} for processes that it left")
+
+
+def marker_overdue(turn: Turn, _: str) -> None:
+    marker_trouble(turn, f"the marker's directory did not answer within {MARKER_LIMIT:g} s")
+
+
+def collect_overdue(turn: Turn, _: str) -> None:
+    limit = turn.plan.deadlines.collect
+    turn.finish(ev.Collected(errors=[f"collection did not end within {limit:g} s"]))
+
+
+TIMERS: Final[dict[str, Callable[[Turn, str], None]]] = {
+    "run": run_deadline,
+    "time_limit": time_limit,
+    "artifacts": artifacts_deadline,
+    "finalization": finalization_over,
+    "late": expire,
+    "hello": no_hello,
+    "silence": rank_lost,
+    "recheck": recheck_over,
+    "stop": step_overdue,
+    "release": step_overdue,
+    "kill": reap_overdue,
+    "sweep": sweep_overdue,
+    "marker": marker_overdue,
+    "collect": collect_overdue,
+}

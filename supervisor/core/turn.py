@@ -1,0 +1,220 @@
+"""One event's turn: a working copy of the state, the permission tables applied, and the few things that every handler
+and rule does: fail, decide, stop, publish.
+
+A turn is thrown away after its event; what is kept is its state and its commands. If anything in it raises, nothing
+has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from supervisor.core import artifacts, codes
+from supervisor.core import commands as cmd
+from supervisor.core import events as ev
+from supervisor.core.plan import Plan
+from supervisor.core.state import (
+    COORDINATOR_FIRST,
+    FINAL,
+    KILL_MARGIN,
+    MARKER_LIMIT,
+    RANK_TABLE,
+    REAP_LIMIT,
+    RUN_TABLE,
+    STOP_REASONS,
+    Decision,
+    Failure,
+    RankState,
+    RunState,
+)
+
+STORY_LENGTH: Final = 20
+KEPT_TIMERS: Final = frozenset({"marker", "silence", "stop", "release", "kill", "sweep"})
+"""Deadlines that a decision does not end: they guard the end itself."""
+
+
+class IllegalEvent(RuntimeError):
+    """An event came in a state that does not allow it. The message tells the state and how it came about."""
+
+
+class Turn:
+    """One event's turn: a working copy of the state and the commands so far."""
+
+    def __init__(self, state: RunState, record: ev.Record) -> None:
+        self.state = replace(state, seq=record.seq, at=record.at)
+        self.record = record
+        self.commands: list[cmd.Command] = []
+
+    # --- small tools ---------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        return self.record.at
+
+    @property
+    def plan(self) -> Plan:
+        return self.state.the_plan
+
+    @property
+    def ending(self) -> bool:
+        return self.state.decision is not None
+
+    def change(self, **fields: Any) -> None:
+        self.state = replace(self.state, **fields)
+
+    def rank(self, number: int) -> RankState:
+        return self.state.ranks[number]
+
+    def change_rank(self, number: int, **fields: Any) -> RankState:
+        changed = replace(self.rank(number), **fields)
+        ranks = self.state.ranks
+        self.change(ranks=(*ranks[:number], changed, *ranks[number + 1 :]))
+        return changed
+
+    def ask(self, command: cmd.Command) -> None:
+        self.commands.append(command)
+
+    def note(self, text: str) -> None:
+        self.change(notes=(*self.state.notes, text))
+
+    def doubt(self, text: str) -> None:
+        self.change(doubts=(*self.state.doubts, text))
+
+    def set_timer(self, name: str, seconds: float) -> None:
+        self.change(deadlines={**self.state.deadlines, name: self.now + seconds})
+
+    def clear_timers(self, *names: str) -> None:
+        kept = {name: due for name, due in self.state.deadlines.items() if name not in names}
+        self.change(deadlines=kept)
+
+    # --- permission ----------------------------------------------------------------------------------------------
+
+    def permit(self, event: ev.Event) -> None:
+        """Check the tables and move the rank's phase. Raises IllegalEvent."""
+        if isinstance(event, ev.RankEvent):
+            self._take_rank_event(event)
+        elif self.state.phase not in RUN_TABLE.get(type(event), ()):
+            raise self._illegal(event, f"the run is {self.state.phase}")
+
+    def _take_rank_event(self, event: ev.RankEvent) -> None:
+        if not 0 <= event.rank < len(self.state.ranks):
+            raise self._illegal(event, f"there is no rank {event.rank}")
+        rank = self.rank(event.rank)
+        following = RANK_TABLE[type(event)].get(rank.phase)
+        if following is None:
+            raise self._illegal(event, f"rank {event.rank} is {rank.phase}")
+        if following:
+            self.change_rank(event.rank, phase=following)
+
+    def _illegal(self, event: ev.Event, why: str) -> IllegalEvent:
+        state = self.state
+        story = [
+            f"run: {state.phase}, decision: {state.decision}",
+            *(f"rank {rank.rank} ({rank.role}): {rank.phase}, end: {rank.end}" for rank in state.ranks),
+            *(f"note: {text}" for text in state.notes[-STORY_LENGTH:]),
+        ]
+        return IllegalEvent(f"{event.name} (seq {self.record.seq}) is not allowed: {why}\n" + "\n".join(story))
+
+    # --- failing and deciding ------------------------------------------------------------------------------------
+
+    def failure(
+        self,
+        rank: int | None,
+        what: str,
+        code: int,
+        text: str,
+        *,
+        origin: str = "native",
+        provisional: bool = False,
+    ) -> Failure:
+        return Failure(self.record.seq, self.now, rank, what, code, origin, text, provisional)
+
+    def fail(self, failure: Failure, reason: str = "peer_failed") -> None:
+        """A failure before the decision is the run's; one of a rank that is not critical is only told."""
+        if self.ending:
+            return
+        if failure.rank is not None and not self.rank(failure.rank).critical:
+            self.note(f"not critical: {failure.text}")
+            return
+        self.change(failures=(*self.state.failures, failure))
+        self.decide(reason, failure.code)
+
+    def decide(self, reason: str, code: int) -> None:
+        """End the run. Nothing after this is a failure; no step starts after this."""
+        assert reason in STOP_REASONS  # noqa: S101 - a closed list
+        if self.ending:
+            return
+        self._judge_suspects(reason)
+        first = self.state.first_failure
+        code = first.code if first else code
+        self.change(decision=Decision(reason, self.record.seq, self.now, code), phase="stopping")
+        self.change(deadlines={n: due for n, due in self.state.deadlines.items() if n.partition(":")[0] in KEPT_TIMERS})
+        for rank in self.state.ranks:
+            if rank.phase == "issued":
+                self.change_rank(rank.rank, phase="withdrawn")
+        self.publish(code)
+        if reason == "completed":
+            return  # the workers are stopped when the marker is there: see _stop_ranks
+        self.stop_now(self._first_tier(reason))
+
+    def _first_tier(self, reason: str) -> tuple[int, ...]:
+        coordinator = self.state.coordinator
+        if reason in COORDINATOR_FIRST and coordinator and coordinator.phase not in (*FINAL, "gone"):
+            return (coordinator.rank,)
+        return tuple(rank.rank for rank in self.state.ranks)
+
+    def _judge_suspects(self, reason: str) -> None:
+        """The end of the run judges second looks that are under way: dead because the work was done, or by itself."""
+        by_marker = reason == "completed" or any(failure.what == "marker" for failure in self.state.failures)
+        for rank in self.state.ranks:
+            if rank.suspect and not by_marker:
+                self.change(failures=(*self.state.failures, rank.suspect))
+            if rank.suspect:
+                self.change_rank(rank.rank, suspect=None)
+
+    def stop_now(self, ranks: Iterable[int]) -> None:
+        decision = self.state.decision
+        assert decision is not None  # noqa: S101 - only called after one
+        for number in ranks:
+            rank = self.rank(number)
+            if rank.stop is not None or rank.phase in FINAL:
+                continue
+            self.change_rank(number, stop=decision.reason)
+            if rank.phase == "spawned" and rank.agent:
+                self.kill_step(number)
+            elif rank.phase in ("ready", "launching", "running"):
+                self.change_rank(number, exit=decision.exit)
+                self.ask(cmd.StopRank(number, decision.reason, rank.grace, decision.exit))
+                self.set_timer(f"stop:{number}", rank.grace + (KILL_MARGIN if rank.agent else 0.0))
+
+    def kill_step(self, number: int) -> None:
+        """End a rank's srun from outside; its agent, if there is one, ends its tree when the channel closes."""
+        self.change_rank(number, killed_step=True)
+        self.ask(cmd.KillStep(number))
+        self.clear_timers(f"stop:{number}", f"release:{number}", f"hello:{number}", f"silence:{number}")
+        self.set_timer(f"kill:{number}", REAP_LIMIT)
+
+    def publish(self, code: int) -> None:
+        coordinator = self.state.coordinator
+        gone = coordinator is None or coordinator.phase in ("gone", *FINAL)
+        self.change(marker=replace(self.state.marker, status="publishing"))
+        self.set_timer("marker", MARKER_LIMIT)
+        self.ask(cmd.PublishMarker(code, "supervisor", gone))
+
+    def broken_contracts(self) -> list[artifacts.ArtifactState]:
+        required = {item.contract_id for item in artifacts.instances(self.plan) if item.artifact.required}
+        return [c for c in self.state.contracts if c.state in ("invalid", "late") and c.contract in required]
+
+    def artifact_failure(self, contract: artifacts.ArtifactState) -> Failure:
+        problems = "; ".join(contract.finding.problems) if contract.finding else "nothing was found"
+        what = "late" if contract.state == "late" else "artifact"
+        why = f" ({contract.reason})" if contract.reason else ""
+        code = codes.DEADLINE if contract.reason == "deadline" else codes.ARTIFACTS
+        text = f"artifact {contract.contract} is {contract.state}{why}: {problems}"
+        return self.failure(None, what, code, text, origin="allocd")
+
+    def finish(self, collected: ev.Collected) -> None:
+        self.change(collected=collected, phase="ended", deadlines={})
+        self.ask(cmd.Finish())
