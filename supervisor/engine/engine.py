@@ -175,9 +175,8 @@ class Engine:
         record = ev.Record(self.state.seq + 1, now, utc, event)
         try:
             self.state, commands = step(self.state, record)
-        except IllegalEvent as error:
-            if self.state.phase not in ("new", "ended") and not isinstance(event, ev.EngineFault):
-                self._inbox.append(ev.EngineFault(str(error)))
+        except Exception as error:  # noqa: BLE001 - IllegalEvent, or the machine itself broke: nothing has changed
+            self._refused(event, error)
             return
         for command in commands:
             if type(command) not in cmd.DURABLE:
@@ -191,6 +190,15 @@ class Engine:
             if type(command) in cmd.DURABLE:
                 self._carry_out(command)
         self._report(record, self.state)
+
+    def _refused(self, event: ev.Event, error: Exception) -> None:
+        """The machine did not take an event: that is a fault of ours, and the run ends for it. A machine that does not
+        even take that leaves nothing but to let go: the agents end their ranks when their channels close."""
+        if isinstance(event, ev.EngineFault):
+            self._finished.set()
+        elif self.state.phase not in ("new", "ended"):
+            text = str(error) if isinstance(error, IllegalEvent) else f"{event.name}: {type(error).__name__}: {error}"
+            self._inbox.append(ev.EngineFault(text))
 
     def _carry_out(self, command: cmd.Command) -> None:
         try:

@@ -13,10 +13,10 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Final
 
+from supervisor import agent
 from supervisor.agent.build import agent_archive
 from supervisor.contracts import generic
 from supervisor.core.artifacts import instances
@@ -53,7 +53,7 @@ def prepare(plan: Plan, plan_text: str, base: str, attempt: str, jobid: str, nod
         os.mkdir(layout.logs)
         _write(layout.at(PLAN_COPY), plan_text.encode())
         _write(layout.at(AGENT), agent_archive())
-        _write(layout.at(SHELL), resources.files("supervisor.agent").joinpath("marker.sh").read_bytes())
+        _write(layout.at(SHELL), Path(agent.__path__[0], SHELL).read_bytes())
         _make_contract_directories(layout)
         _refuse_existing(layout)
         return Prepared(layout, _claim_marker(layout))

@@ -10,7 +10,6 @@ from typing import Any, Final
 from supervisor.core import codes
 from supervisor.core import events as ev
 from supervisor.core.layout import Layout
-from supervisor.core.receipt import Document, run_receipt
 from supervisor.engine import receipts
 from supervisor.engine.engine import Engine, Reporter
 from supervisor.engine.threads import in_thread
@@ -29,7 +28,7 @@ class Outcome:
     """How a run ended: its exit code, its receipt, and sentences about what could not be saved."""
 
     code: int
-    receipt: Document
+    receipt: dict[str, Any]
     trouble: tuple[str, ...] = ()
 
 
@@ -82,6 +81,8 @@ async def _drive(
 
 async def _conclude(engine: Engine, opening: ev.RunOpened) -> Outcome:
     """Close the journal, judge, write the receipt. A success whose proof cannot be saved is none."""
+    from supervisor.core.receipt import run_receipt  # not needed before the first rank runs
+
     trouble = []
     complete = await engine.close()
     if not complete:
