@@ -74,7 +74,7 @@ SPEC_LIMIT = 4 << 20  # characters; more than the kernel takes as arguments and 
 OUTBOX_LIMIT = 64 << 10  # when the channel is stuck that far, pongs and notes are dropped
 GRACE_LIMIT = 3600.0
 FAREWELL = 120.0  # a finished agent waits that long for bye
-LINGER = 0.1  # from `ended` to the exit: the launcher's teardown competes with the report for the CPU
+LINGER = 0.1  # from a failing `ended` to the exit: the launcher's teardown competes with the report for the CPU
 LOST_GRACE, LOST_LIMIT = 1.5, 1.8  # when the channel has ended: to KILL, and to leaving whatever resists it
 KILL_LIMIT = 10.0  # from the first KILL to giving up: another user's process, or one stuck in the kernel
 KILL_PAUSE = (0.005, 0.25)  # between two rounds of KILL: the first pause, doubled up to the last
@@ -776,7 +776,9 @@ class Agent:
             self.leave_soon()
 
     def leave_soon(self) -> None:
-        self.due[self.leave] = max(time.monotonic(), self.ended_at + LINGER)
+        """At once; but a failing agent lets the others be stopped first, for its launcher's teardown would compete."""
+        failing = not self.ordered and self.codes["own"] != 0
+        self.due[self.leave] = max(time.monotonic(), self.ended_at + (LINGER if failing else 0.0))
 
     def leave(self) -> None:
         self.finished = True

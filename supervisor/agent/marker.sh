@@ -17,7 +17,9 @@
 #   allocd_worker PID            for a worker: wait for the marker while its engine PID (a child of this
 #                                shell) lives, then stop the engine (TERM, the grace, KILL) and return the
 #                                marker's code. An engine that dies first: look on for a while, then return
-#                                the engine's code, or 1 if that was 0
+#                                the engine's code, or 1 if that was 0. With `trap : TERM` in the script, a
+#                                supervisor's TERM to the group ends it in the same way: the engine is stopped
+#                                and the marker's code returned, or 143 if no marker comes
 #
 # 78 is returned for wrong use. Settings, in seconds, whole numbers except the first:
 #   ALLOCD_MARKER_POLL 1 (between looks)      ALLOCD_MARKER_RECHECK 5 (looks after a death, 0..60)
@@ -393,7 +395,8 @@ allocd__group() { # PGID
 
 # Not a subshell: only the shell whose child the engine is can wait for it.
 allocd_worker() { # PID
-  allocd__ended=$(allocd__wait "${1:-none}")
+  # Nothing is printed by a wait that a signal to the group killed.
+  allocd__ended=$(allocd__wait "${1:-none}") || :
   case $allocd__ended in
     misuse*) return 78 ;;
     'dead '*) ;;
@@ -403,8 +406,18 @@ allocd_worker() { # PID
   wait "$1" || allocd__code=$?
   case $allocd__ended in
     'dead '*) [ "$allocd__code" -ne 0 ] || allocd__code=1 ;; # an engine must not end before the job may
+    '') allocd__code=$(allocd__late) || : ;;
     *) allocd__code=${allocd__ended##* } ;;
   esac
   unset allocd__ended
   return "$allocd__code"
 }
+
+allocd__late() ( # the code of a marker that comes within the time of a second look; else a death by TERM
+  ALLOCD_MARKER_TIMEOUT=${ALLOCD_MARKER_RECHECK:-5}
+  allocd__ended=$(allocd__wait 2>/dev/null) || :
+  case $allocd__ended in
+    'marker '*) echo "${allocd__ended##* }" ;;
+    *) echo 143 ;;
+  esac
+)
