@@ -43,9 +43,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips what needs a cluster where none can run: -ra prints the reason."""
-    if item.get_closest_marker("slurm") and (reason := _missing()):
-        pytest.skip(reason)
+    """Skips what needs a cluster where none can run: -ra prints the reason, and JUnit's file tells these apart."""
+    if item.get_closest_marker("slurm"):
+        item.user_properties.append(("slurm", "yes"))
+        if reason := _missing():
+            pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
@@ -60,11 +62,11 @@ def _nothing_is_left() -> Iterator[None]:
     """No child process, descriptor or thread more than before the test and its other fixtures."""
     children, descriptors, threads = _children(), _descriptors(), set(threading.enumerate())
     yield
-    left = _join(set(threading.enumerate()) - threads)
-    if _descriptors() - descriptors:  # only then: a collection costs more than everything else here
-        gc.collect()
-    complaints = [f"thread {thread.name}" for thread in left]
-    complaints += [f"descriptor {number} -> {target}" for number, target in _descriptors() - descriptors]
+    complaints = [f"thread {thread.name}" for thread in _join(set(threading.enumerate()) - threads)]
+    if opened := _descriptors() - descriptors:
+        gc.collect()  # only now: it costs more than everything else here
+        opened &= _descriptors()
+    complaints += [f"descriptor {number} -> {target}" for number, target in opened]
     complaints += [f"child process {_end(pid)}" for pid in _children() - children]
     if complaints:
         pytest.fail("the test left behind: " + "; ".join(complaints), pytrace=False)
