@@ -81,10 +81,10 @@ class Match(NamedTuple):
 
 @dataclass(slots=True)
 class _Walk:
-    """One look: what stood in its way, and how much it may still list."""
+    """One look: what stood in its way, and how many names it has listed."""
 
     problems: list[str] = field(default_factory=list)
-    names: int = NAMES_CAP
+    names: int = 0
 
     def trouble(self, where: str, error: OSError) -> None:
         """A place that cannot be looked at: pending, unless the trouble is ours."""
@@ -99,8 +99,8 @@ class _Walk:
         except OSError as error:
             self.trouble(where, error)
             return []
-        self.names -= len(names)
-        if self.names < 0:
+        self.names += len(names)
+        if self.names > NAMES_CAP:
             self.problems.append(f"{where or '.'}: found too many names; expected at most {NAMES_CAP} in one look")
             return []
         return sorted(names)

@@ -1,0 +1,601 @@
+"""The generic contract: what it finds on a real disk, and what it refuses to touch."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supervisor.contracts import generic
+from supervisor.contracts.generic import check, preexisting, root_of
+from supervisor.core.artifacts import FileFact, Finding, Instance
+from supervisor.core.plan import Artifact, FieldRule, SubstitutionError
+
+VALUES = {"jobid": "7", "rank": "1", "node": "n1", "role": "w", "nodes": "n0,n1"}
+
+
+def instance(path: str, **rules: Any) -> Instance:
+    return Instance("result", Artifact("result", path, **rules), None)
+
+
+def json_file(path: str = "r.json", **fields: FieldRule) -> Instance:
+    return instance(path, format="json", fields={name.replace("_", "."): rule for name, rule in fields.items()})
+
+
+def look(root: Path, what: Instance, **values: str) -> Finding:
+    return check(what, root, {"run_dir": str(root), **VALUES, **values})
+
+
+def before(root: Path, what: Instance) -> tuple[str, ...]:
+    return preexisting(what, root, {"run_dir": str(root), **VALUES})
+
+
+def put(root: Path, path: str, content: str | bytes = "{}") -> Path:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return file
+
+
+def sha(content: str | bytes) -> str:
+    return hashlib.sha256(content if isinstance(content, bytes) else content.encode()).hexdigest()
+
+
+# --------------------------------------------------------------------------------------------------- what is found
+
+
+def test_a_valid_file(tmp_path: Path) -> None:
+    put(tmp_path, "out/r.json", '{"a": 1}')
+    assert look(tmp_path, json_file("out/r.json")) == Finding(
+        "result", "valid", (), (FileFact("out/r.json", 8, sha('{"a": 1}')),)
+    )
+
+
+def test_an_opaque_file_is_hashed_too(tmp_path: Path) -> None:
+    content = os.urandom(3_000_000)
+    put(tmp_path, "x.bin", content)
+    assert look(tmp_path, instance("x.bin")).files == (FileFact("x.bin", len(content), sha(content)),)
+
+
+@pytest.mark.parametrize(
+    ("files", "rules", "problem"),
+    [
+        ([], {}, "r*: found nothing; expected a file"),
+        (["r1"], {"count": 3}, "r*: found 1; expected at least 3 files"),
+        (["other"], {"count": 2}, "r*: found nothing; expected at least 2 files"),
+    ],
+)
+def test_missing_files_are_pending(tmp_path: Path, files: list[str], rules: dict[str, Any], problem: str) -> None:
+    for name in files:
+        put(tmp_path, name)
+    finding = look(tmp_path, instance("r*", **rules))
+    assert (finding.answer, finding.problems) == ("pending", (problem,))
+
+
+def test_a_root_that_does_not_exist_yet_is_pending(tmp_path: Path) -> None:
+    for root in (tmp_path / "later", tmp_path / "later" / "below"):
+        finding = check(instance("r"), root, {"run_dir": str(tmp_path)})
+        assert (finding.answer, finding.problems) == ("pending", ("r: found nothing; expected a file",))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [
+        ("a.json", {"a.json"}),
+        ("*.json", {"a.json", "b.json", "c.json"}),
+        ("?.json", {"a.json", "b.json", "c.json"}),
+        ("[!a].json", {"b.json", "c.json"}),
+        ("A.json", set()),
+        ("*/c.json", {"d/c.json", "e/c.json"}),
+        ("d/*", {"d/c.json"}),
+        ("**/c.json", {"c.json", "d/c.json", "e/c.json", "e/f/c.json"}),
+        ("**/f/*", {"e/f/c.json"}),
+        ("e/**", {"e/c.json", "e/f/c.json"}),
+        ("**/**/f/c.json", {"e/f/c.json"}),
+        (".h*", {".hidden.json"}),
+        ("*/*/*/*", set()),
+    ],
+)  # fmt: skip
+def test_patterns(tmp_path: Path, pattern: str, matches: set[str]) -> None:
+    names = (
+        "a.json",
+        "b.json",
+        ".hidden.json",
+        "c.json.d",
+        "c.json",
+        "d/c.json",
+        "e/c.json",
+        "e/f/c.json",
+        ".g/c.json",
+    )
+    for name in names:
+        put(tmp_path, name)
+    finding = look(tmp_path, instance(pattern))
+    assert {fact.path for fact in finding.files} == matches
+    assert finding.answer == ("valid" if matches else "pending")
+    assert before(tmp_path, instance(pattern)) == tuple(sorted(matches))
+
+
+def test_values_are_no_patterns(tmp_path: Path) -> None:
+    put(tmp_path, "r_n1.json")
+    put(tmp_path, "r_*.json")
+    assert [fact.path for fact in look(tmp_path, instance("r_{node}.json"), node="*").files] == ["r_*.json"]
+    assert look(tmp_path, instance("r_{node}.json"), node="[n]1").answer == "pending"
+    assert look(tmp_path, instance("r_{node}.json"), node="[n]1").problems == (
+        "r_[n]1.json: found nothing; expected a file",
+    )
+
+
+@pytest.mark.parametrize("node", ["..", "a/b", "/etc", "", ".", "a\0b"])
+def test_a_value_that_would_climb_is_our_fault(tmp_path: Path, node: str) -> None:
+    with pytest.raises(ValueError, match="no path below a root"):
+        look(tmp_path, instance("{node}"), node=node)
+
+
+def test_a_missing_value_is_our_fault(tmp_path: Path) -> None:
+    with pytest.raises(SubstitutionError):
+        check(instance("{rank}"), tmp_path, {"run_dir": str(tmp_path)})
+
+
+def test_the_root_is_substituted() -> None:
+    what = instance("x", root="{run_dir}/{node}")
+    assert root_of(what, {"run_dir": "/r", **VALUES}) == Path("/r/n1")
+
+
+# ------------------------------------------------------------------------------------------------- pending contents
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "found an empty file; expected content"),
+        (" \n", "found no whole JSON document"),
+        ('{"a": 1', "found no whole JSON document"),
+        ('{"a": 1}}', "found no whole JSON document"),
+        ('{"a": 1}{"a": 1}', "found no whole JSON document"),
+        ("nul", "found no whole JSON document"),
+        (b'{"a": "\xc3', "found no whole JSON document"),
+        (b'{"a": "\xff"}', "found no whole JSON document"),
+        (b"\0" * 100, "found no whole JSON document"),
+        ("{'a': 1}", "found no whole JSON document"),
+        ('{"a": NaN', "found no whole JSON document"),
+        ('{"a": 1, "a": 2', "found no whole JSON document"),
+    ],
+)
+def test_half_written_json_is_pending(tmp_path: Path, content: str | bytes, reason: str) -> None:
+    put(tmp_path, "r.json", content)
+    finding = look(tmp_path, json_file())
+    assert finding.answer == "pending"
+    assert finding.problems[0].startswith(f"r.json: {reason}")
+    assert finding.files == ()
+
+
+def test_an_empty_file_may_be_wanted(tmp_path: Path) -> None:
+    put(tmp_path, "done", "")
+    assert look(tmp_path, instance("done")).answer == "pending"
+    assert look(tmp_path, instance("done", non_empty=False)).answer == "valid"
+    put(tmp_path, "r.json", "")
+    assert look(tmp_path, instance("r.json", non_empty=False, format="json")).answer == "pending"
+
+
+def test_one_half_written_file_holds_the_others(tmp_path: Path) -> None:
+    put(tmp_path, "r1.json", "{}")
+    put(tmp_path, "r2.json", "{")
+    finding = look(tmp_path, json_file("r*.json"))
+    assert finding.answer == "pending"
+    assert [fact.path for fact in finding.files] == ["r1.json"]
+
+
+documents = st.dictionaries(
+    st.text(max_size=4),
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(max_size=8),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+        max_leaves=6,
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=40, deadline=None)  # a few hundred looks at a disk each
+@given(document=documents, ascii_only=st.booleans(), indent=st.sampled_from([None, 1]))
+def test_any_strict_prefix_of_a_json_object_is_pending(
+    tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any], ascii_only: bool, indent: int | None
+) -> None:
+    root = tmp_path_factory.mktemp("r")
+    data = json.dumps(document, ensure_ascii=ascii_only, indent=indent).encode()
+    file, what = put(root, "r.json", data), json_file("r.json")
+    assert look(root, what).answer == "valid"
+    for size in reversed(range(len(data))):
+        os.truncate(file, size)
+        assert look(root, what).answer == "pending", data[:size]
+
+
+@pytest.mark.parametrize(("what", "moment"), [(json_file(), 1), (instance("r.json"), 2)], ids=["json", "any"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda file: file.write_text('{"a": 12345}'),
+        lambda file: os.truncate(file, 1),
+        lambda file: os.truncate(file, 0),
+        lambda file: os.utime(file, ns=(1, 1)),
+    ],
+    ids=["grows", "shrinks", "is emptied", "is touched"],
+)
+def test_a_file_that_changes_while_it_is_read_is_pending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: Instance, moment: int, change: Callable[[Path], Any]
+) -> None:
+    """The change comes between the first status of the look that reads (`moment`) and the reading."""
+    file = put(tmp_path, "r.json", '{"a": 1}')
+    original, calls = os.fstat, iter(range(1, 10))
+
+    def fstat(descriptor: int) -> os.stat_result:
+        status = original(descriptor)
+        if next(calls) == moment:
+            change(file)
+        return status
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", fstat)
+        finding = look(tmp_path, what)
+    assert (finding.answer, finding.files) == ("pending", ())
+    assert finding.problems == ("r.json: found a file that is being written; expected it to stay as it is",)
+
+
+# ------------------------------------------------------------------------------------------------- invalid contents
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("3", "found 3; expected a JSON object or list"),
+        ('"x"', 'found "x"; expected a JSON object or list'),
+        ("null", "found null; expected a JSON object or list"),
+        ('{"a": NaN}', "found NaN; expected JSON, which has finite numbers only"),
+        ('{"a": [-Infinity]}', "found -Infinity; expected JSON, which has finite numbers only"),
+        ('{"a": 1e999}', 'found "1e999"; expected JSON, which has finite numbers only'),
+        ('{"a": 1, "b": 2, "a": 1}', 'found the key "a" twice in one object; expected it once'),
+        ('[{"a": {"b": 1, "b": 2}}]', 'found the key "b" twice in one object; expected it once'),
+        (
+            "[" * 100_000 + "]" * 100_000,
+            "found lists or objects nested too deeply; expected less than a thousand levels",
+        ),
+        ("[" + "1" * 5000 + "]", "found a number of 5000 digits; expected JSON, which has finite numbers only"),
+    ],
+)
+def test_json_that_is_wrong_is_invalid(tmp_path: Path, content: str, problem: str) -> None:
+    put(tmp_path, "r.json", content)
+    finding = look(tmp_path, json_file())
+    assert finding.answer == "invalid"
+    assert finding.problems == (f"r.json: {problem}",)
+    assert finding.files == (FileFact("r.json", len(content), sha(content)),)
+
+
+DOCUMENT = {
+    "requests": {"failed": 3, "done": 10, "rate": 2.5, "ok": True, "none": None},
+    "points": [{"x": 1}, {"x": 2}],
+    "name": "run",
+    "a.b": {"c": 5},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "rule", "problem"),
+    [
+        ("requests.failed", FieldRule(equals=3), None),
+        ("requests.failed", FieldRule(equals=3.0), None),
+        ("requests.failed", FieldRule(equals=0), "found 3; expected 0"),
+        ("requests.failed", FieldRule(equals="3"), 'found 3; expected "3"'),
+        ("requests.ok", FieldRule(equals=True), None),
+        ("requests.ok", FieldRule(equals=1), "found true; expected 1"),
+        ("requests.done", FieldRule(equals=True), "found 10; expected true"),
+        ("requests.ok", FieldRule(min=0), "found true; expected a number, 0 or more"),
+        ("requests.rate", FieldRule(min=2, max=3), None),
+        ("requests.rate", FieldRule(min=3), "found 2.5; expected a number, 3 or more"),
+        ("requests.rate", FieldRule(max=2), "found 2.5; expected a number, 2 or less"),
+        ("name", FieldRule(max=2), 'found "run"; expected a number, 2 or less'),
+        ("name", FieldRule(equals="run", length_min=3), None),
+        ("name", FieldRule(length_min=4), 'found "run"; expected a length of 4 or more'),
+        ("points", FieldRule(length_min=2), None),
+        ("points", FieldRule(length_min=3), "found a list of 2; expected a length of 3 or more"),
+        ("requests", FieldRule(length_min=6), "found an object; expected a length of 6 or more"),
+        ("requests.done", FieldRule(length_min=0), "found 10; expected a length of 0 or more"),
+        ("points.1.x", FieldRule(equals=2), None),
+        ("points.2.x", FieldRule(exists=True), "found nothing; expected a value"),
+        ("points.-1.x", FieldRule(exists=True), "found nothing; expected a value"),
+        ("points.01.x", FieldRule(exists=True), None),
+        ("points.x", FieldRule(exists=True), "found nothing; expected a value"),
+        ("name.x", FieldRule(exists=True), "found nothing; expected a value"),
+        ("missing", FieldRule(equals=0), "found nothing; expected 0"),
+        ("missing", FieldRule(min=0), "found nothing; expected a number, 0 or more"),
+        ("missing", FieldRule(exists=False), None),
+        ("requests.none", FieldRule(exists=True), None),
+        ("requests.none", FieldRule(exists=False), "found null; expected no such field"),
+        (r"a\.b.c", FieldRule(equals=5), None),
+        ("a.b.c", FieldRule(equals=5), "found nothing; expected 5"),
+    ],
+)
+def test_field_rules(tmp_path: Path, path: str, rule: FieldRule, problem: str | None) -> None:
+    put(tmp_path, "results/r.json", json.dumps(DOCUMENT))
+    finding = look(tmp_path, instance("results/r.json", format="json", fields={path: rule}))
+    if problem is None:
+        assert (finding.answer, finding.problems) == ("valid", ())
+    else:
+        assert (finding.answer, finding.problems) == ("invalid", (f"results/r.json: {path}: {problem}",))
+
+
+def test_every_broken_rule_is_told(tmp_path: Path) -> None:
+    put(tmp_path, "r1.json", '{"n": 3}')
+    put(tmp_path, "r2.json", '{"n": "x"}')
+    put(tmp_path, "r3.json", "{")
+    finding = look(tmp_path, json_file("r*.json", n=FieldRule(equals=0, max=2), m=FieldRule(exists=True)))
+    assert finding.answer == "invalid"
+    told = [problem for problem in finding.problems if not problem.startswith("r3.json")]
+    assert told == [
+        "r1.json: n: found 3; expected 0",
+        "r1.json: n: found 3; expected a number, 2 or less",
+        "r1.json: m: found nothing; expected a value",
+        'r2.json: n: found "x"; expected 0',
+        'r2.json: n: found "x"; expected a number, 2 or less',
+        "r2.json: m: found nothing; expected a value",
+    ]
+
+
+def test_a_big_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generic, "SIZE_CAP", 10)
+    put(tmp_path, "r.json", json.dumps({"a": "0123456789"}))
+    finding = look(tmp_path, json_file())
+    assert (finding.answer, finding.problems) == ("invalid", ("r.json: found 19 bytes; expected at most 10 of JSON",))
+    finding = look(tmp_path, instance("r.json"))
+    assert (finding.answer, finding.files) == ("valid", (FileFact("r.json", 19, None),))
+
+
+# -------------------------------------------------------------------------------------------------- hostile places
+
+
+def link(root: Path, target: str | Path, name: str = "r.json") -> None:
+    (root / name).symlink_to(target)
+
+
+def serve(root: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(root / "r.json"))
+
+
+HOSTILE: list[tuple[Callable[[Path], Any], str]] = [
+    (lambda root: link(root, put(root, "../outside.json")), "found a symbolic link; expected a plain file"),
+    (lambda root: link(root, put(root, "inside.json")), "found a symbolic link; expected a plain file"),
+    (lambda root: link(root, "nowhere"), "found a symbolic link; expected a plain file"),
+    (lambda root: link(root, "r.json"), "found a symbolic link; expected a plain file"),
+    (lambda root: os.mkfifo(root / "r.json"), "found a FIFO; expected a plain file"),
+    (serve, "found a socket; expected a plain file"),
+    (lambda root: (root / "r.json").mkdir(), "found a directory; expected a plain file"),
+    (
+        lambda root: os.link(put(root, "x.json"), root / "r.json"),
+        "found a file with 2 names (hard links); expected one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "reason"), HOSTILE)
+@pytest.mark.timeout(10)
+def test_what_is_no_plain_file_is_refused(
+    tmp_path: Path, make: Callable[[Path], Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    monkeypatch.chdir(root)
+    make(root)
+    for what in (json_file(), instance("r.json")):
+        finding = look(root, what)
+        assert (finding.answer, finding.problems, finding.files) == ("pending", (f"r.json: {reason}",), ())
+        assert before(root, what) == ("r.json",)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    os.chown(put(tmp_path, "r.json"), 12345, 12345)
+    assert look(tmp_path, json_file()).problems == (
+        "r.json: found a file of user 12345; expected one of user 0 or root",
+    )
+
+
+@pytest.mark.parametrize("target", ["{outside}", "real", "nowhere", "out"])
+@pytest.mark.parametrize("pattern", ["out/r.json", "*/r.json", "**/r.json"])
+def test_a_link_in_the_place_of_a_directory_is_refused(tmp_path: Path, target: str, pattern: str) -> None:
+    outside, root = tmp_path / "outside", tmp_path / "root"
+    put(outside, "r.json")
+    root.mkdir()
+    put(root, "real/other")
+    link(root, target.format(outside=outside), "out")
+    problem = "out: found a symbolic link; expected a directory"
+    finding = look(root, json_file(pattern))
+    assert (finding.answer, finding.files) == ("pending", ())
+    assert problem in finding.problems
+    assert before(root, json_file(pattern)) == (problem,)
+
+
+def test_a_root_that_became_a_link_is_refused(tmp_path: Path) -> None:
+    run_dir, outside = tmp_path / "run", tmp_path / "outside"
+    put(outside, "r.json")
+    run_dir.mkdir()
+    link(run_dir, outside, "results")
+    finding = check(json_file(), run_dir / "results", {"run_dir": str(run_dir)})
+    assert finding.answer == "pending"
+    assert finding.problems[0] == f"{run_dir}/results: Not a directory"
+    assert preexisting(json_file(), run_dir / "results", {"run_dir": str(run_dir)}) == (
+        f"{run_dir}/results: Not a directory",
+    )
+
+
+def test_links_on_the_way_to_the_plans_own_directories_are_the_sites(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    put(real, "run/r.json")
+    put(real, "data/r.json")
+    link(tmp_path, real, "scratch")
+    run_dir = tmp_path / "scratch" / "run"
+    assert check(json_file(), run_dir, {"run_dir": str(run_dir)}).answer == "valid"
+    assert check(json_file(), tmp_path / "scratch" / "data", {"run_dir": str(run_dir)}).answer == "valid"
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("swapped", ["link", "fifo"])
+def test_a_file_that_is_swapped_after_the_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
+) -> None:
+    root, secret = tmp_path / "root", put(tmp_path, "secret.json", '{"secret": 1}')
+    file = put(root, "r.json", '{"a": 1}')
+    original = os.open
+
+    def swapping_open(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if path == "r.json":
+            file.unlink()
+            file.symlink_to(secret) if swapped == "link" else os.mkfifo(file)
+        return original(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", swapping_open)
+    finding = look(root, json_file())
+    assert (finding.answer, finding.files) == ("pending", ())
+    words = "Too many levels of symbolic links" if swapped == "link" else "found a FIFO; expected a plain file"
+    assert finding.problems == (f"r.json: {words}",)
+
+
+@pytest.mark.parametrize("moment", ["before the open", "after the open"])
+def test_a_directory_that_is_swapped_after_the_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Swapped before it is opened, it is refused; swapped after, what was opened is what is read."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    put(outside, "r.json", '{"secret": 1}')
+    put(root, "out/r.json", '{"a": 1}')
+    original = os.open
+
+    def swap() -> None:
+        (root / "out").rename(root / "old")
+        (root / "out").symlink_to(outside)
+
+    def swapping_open(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if path == "out" and moment == "before the open":
+            swap()
+        if path == "r.json" and moment == "after the open":
+            swap()
+        return original(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", swapping_open)
+    finding = look(root, json_file("out/r.json"))
+    if moment == "before the open":
+        assert (finding.answer, finding.problems, finding.files) == ("pending", ("out: Not a directory",), ())
+    else:
+        assert finding.files == (FileFact("out/r.json", 8, sha('{"a": 1}')),)
+
+
+@pytest.mark.parametrize("name", ["r\n.json", "r\x1b[2J.json", "r\udcff.json", "r\u202e.json"])
+def test_names_that_would_garble_a_terminal_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    finding = look(tmp_path, json_file("*.json"))
+    assert finding.answer == "pending"
+    assert finding.files == ()
+    assert all(problem.isprintable() for problem in finding.problems)
+    assert "found control characters; expected a plain file name" in finding.problems[0]
+
+
+def test_a_file_in_the_place_of_a_directory(tmp_path: Path) -> None:
+    put(tmp_path, "out")
+    problem = "out: found a file; expected a directory"
+    assert look(tmp_path, json_file("out/r.json")).problems == (problem,)
+    assert before(tmp_path, json_file("out/r.json")) == (problem,)
+
+
+def test_trees_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generic, "DEPTH_CAP", 3)
+    put(tmp_path, "a/b/c/d/r.json")
+    assert look(tmp_path, json_file("**/r.json")).problems == (
+        "a/b/c/d: found more directories; expected at most 3 levels",
+    )
+
+
+def test_a_look_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generic, "NAMES_CAP", 5)
+    for number in range(4):
+        put(tmp_path, f"wide/{number}")
+    assert look(tmp_path, instance("wide/*")).answer == "valid"  # wide, and four names in it
+    put(tmp_path, "wide/4")
+    assert look(tmp_path, instance("wide/*")).problems == (
+        "wide: found too many names; expected at most 5 in one look",
+    )
+
+
+def failing(code: int, wanted: str) -> Callable[..., int]:
+    original = os.open
+
+    def fail(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if path == wanted:
+            raise OSError(code, os.strerror(code))
+        return original(path, flags, *args, **kwargs)
+
+    return fail
+
+
+@pytest.mark.parametrize("place", ["out", "r.json"])
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_what_cannot_be_read_is_pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, code: int) -> None:
+    put(tmp_path, "out/r.json")
+    monkeypatch.setattr(os, "open", failing(code, place))
+    finding = look(tmp_path, json_file("out/r.json"))
+    where = "out" if place == "out" else "out/r.json"
+    assert (finding.answer, finding.problems) == ("pending", (f"{where}: {os.strerror(code)}",))
+
+
+@pytest.mark.parametrize("place", ["out", "r.json"])
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOMEM])
+def test_a_fault_of_ours_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, code: int) -> None:
+    put(tmp_path, "out/r.json")
+    monkeypatch.setattr(os, "open", failing(code, place))
+    with pytest.raises(OSError, match=os.strerror(code)):
+        look(tmp_path, json_file("out/r.json"))
+
+
+@pytest.mark.parametrize("pattern", ["out/r.json", "**/*.json", "missing/*/x", "out/link/x", "*"])
+def test_no_descriptor_is_left_open(tmp_path: Path, pattern: str) -> None:
+    put(tmp_path, "out/r.json")
+    put(tmp_path, "out/half.json", "{")
+    link(tmp_path / "out", "nowhere", "link")
+    held = set(os.listdir("/proc/self/fd"))
+    look(tmp_path, json_file(pattern))
+    before(tmp_path, json_file(pattern))
+    assert set(os.listdir("/proc/self/fd")) == held
+
+
+# ------------------------------------------------------------------------------------------------- before the run
+
+
+def test_what_exists_before_the_run(tmp_path: Path) -> None:
+    what = json_file("out/r*.json")
+    assert before(tmp_path / "nowhere", what) == ()
+    assert before(tmp_path, what) == ()
+    put(tmp_path, "out/other.json")
+    assert before(tmp_path, what) == ()
+    put(tmp_path, "out/r1.json", "")
+    link(tmp_path / "out", "nowhere", "r2.json")
+    os.mkfifo(tmp_path / "out" / "r3.json")
+    (tmp_path / "out" / "r4.json").mkdir()  # fits the wildcard by chance
+    assert before(tmp_path, what) == ("out/r1.json", "out/r2.json", "out/r3.json")
+
+
+def test_what_cannot_be_known_before_the_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "out/x")
+    monkeypatch.setattr(os, "open", failing(errno.EACCES, "out"))
+    assert before(tmp_path, json_file("out/r.json")) == ("out: Permission denied",)
