@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import Cluster
+from tests.slurm.jobs import Jobs
 
 _HERE = Path(__file__).parent
 
@@ -28,3 +29,11 @@ def _whole_again(request: pytest.FixtureRequest) -> Iterator[None]:
     if "cluster" in request.fixturenames:
         cluster: Cluster = request.getfixturevalue("cluster")
         cluster.heal()
+
+
+@pytest.fixture
+def jobs(cluster: Cluster, tmp_path: Path) -> Iterator[Jobs]:
+    """Plans, jobs and runs of one test: see jobs.py."""
+    mine = Jobs(cluster, tmp_path)
+    yield mine
+    mine.close()
