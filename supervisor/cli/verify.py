@@ -2,23 +2,41 @@
 file.
 
 A job without a run of ours is judged by Slurm's record alone. A receipt that is sealed already is not sealed again:
-terminal evidence is immutable, and its verdict is what this verb answers.
+terminal evidence is immutable, and its verdict is what this verb answers, whether Slurm can be asked or not.
+
+Nothing is sealed while something may still change it: while Slurm's records do not decide, while the run's engine lives
+(a batch script that did not exec its engine can end before it), or when the run is of an earlier attempt than the
+record (a requeued job keeps its id, and can end before its engine starts again).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
+import math
 import os
-from typing import Any
+import shutil
+import time
+from typing import TYPE_CHECKING, Final
 
-from supervisor.cli.runs import JOURNAL, NoSuchRun, complain, find_run, runs_of_job
+from supervisor.cli.runs import JOURNAL, NoSuchRun, attempt_of, complain, find_run, runs_of_job
 from supervisor.cli.saved import Document, Unreadable, fold_document, read_receipt
 from supervisor.core import codes
 
-ABSENCE = 30.0
-"""Seconds that a doubt (accounting late, controller away) is examined before it is the answer."""
+if TYPE_CHECKING:
+    from supervisor.core.truth import Truth
+
+PATIENCE: Final = 30.0
+"""Seconds that a doubt (accounting late, controller away, an engine that still writes) is examined before it is the
+answer."""
+
+FAR_ENGINE: Final = 5.0
+"""Seconds that the receipt of an engine on another host is waited for after the job's end: the files of another node
+appear late on a network file system."""
+
+RECEIPT_POLL: Final = 0.2  # seconds
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,114 +45,223 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("job", nargs="?", help="a job's id, a run's id or a run directory (default: $SLURM_JOB_ID)")
     parser.add_argument("--wait", action="store_true", help="wait until the job is over")
     parser.add_argument(
-        "--timeout", type=float, help="with --wait: at most this many seconds (default: as long as it runs)"
+        "--timeout", type=_seconds, help="with --wait: at most this many seconds (default: as long as it runs)"
     )
-    parser.add_argument("--patience", type=float, default=ABSENCE, help="seconds to examine a doubt (default: 30)")
+    parser.add_argument("--patience", type=_seconds, default=PATIENCE, help="seconds to examine a doubt (default: 30)")
     parser.add_argument("--run", help="the run directory, where it cannot be found by the job's id")
     parser.add_argument("--replay", metavar="RECEIPT", help="derive the verdict again from a saved receipt")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds, found {text!r}")
+    return value
+
+
 def run(args: argparse.Namespace) -> int:
-    """Print the verdict; its code is the exit code. 75 when nothing can be proven."""
+    """Print the verdict; its code is the exit code. 75 when nothing can be proven, 79 when a wait was interrupted, 69
+    when no such run is known, 125 when the proof of a success could not be saved."""
     if args.replay:
         return _replay(args.replay, args.json)
     try:
-        jobid, run_dirs = _target(args)
+        documents, trouble = _documents(args)
     except NoSuchRun as error:
         complain(error)
         return codes.UNREACHABLE
-    try:
-        if not jobid.isdecimal():
-            documents = [_local(run_dir) for run_dir in run_dirs]
-        else:
-            documents = _verify(args, jobid, run_dirs)
     except (Unreadable, OSError, ValueError) as error:
         complain(error)
         return codes.UNVERIFIABLE
-    for document in documents:
-        _print(document, args.json)
-    return next((int(d["verdict"]["code"]) for d in documents if d["verdict"]["code"]), codes.OK)
+    except KeyboardInterrupt:
+        complain("interrupted; that ends this wait alone: the job goes on")
+        return codes.INTERRUPTED
+    _print(documents, args.json)
+    for text in trouble:
+        complain(text)
+    code = next((int(d["verdict"]["code"]) for d in documents if d["verdict"]["code"]), codes.OK)
+    return code or (codes.FAULT if trouble else codes.OK)
+
+
+def _documents(args: argparse.Namespace) -> tuple[list[Document], list[str]]:
+    """The sealed document of each run of the job (or of the job alone), and what could not be saved."""
+    jobid, run_dirs = _target(args)
+    if not jobid[0].isdecimal():
+        return [read_receipt(run_dir, "receipt.run.json") or fold_document(run_dir) for run_dir in run_dirs], []
+    sealed = [document for run_dir in run_dirs if (document := read_receipt(run_dir, "receipt.json"))]
+    if run_dirs and len(sealed) == len(run_dirs):
+        return sealed, _write_outcome(run_dirs, jobid, sealed[0])
+    truth = _ask(args, jobid)
+    if not run_dirs and truth.record is not None:
+        run_dirs = runs_of_job(truth.record.jobid)  # 12_3 is a job with an id of its own
+    return _seal_all(run_dirs, jobid, truth, args.patience)
+
+
+# --- which job, which runs -----------------------------------------------------------------------------------------
 
 
 def _target(args: argparse.Namespace) -> tuple[str, list[str]]:
-    """The job's id, and the directories of the runs that belong to its last attempt. Raises NoSuchRun."""
-    if args.run:
-        run_dir = find_run(args.run)
-        return _job_of(run_dir), [run_dir]
-    name = args.job or os.environ.get("SLURM_JOB_ID")
+    """The job's id (or a local run's), and the directories of the runs of its last attempt. Raises NoSuchRun."""
+    from supervisor.core.slurm import parse_job_id
+
+    name = args.run or args.job or os.environ.get("SLURM_JOB_ID")
     if not name:
         raise NoSuchRun("which job? Name its id")
-    if name.isdecimal():
-        return name, runs_of_job(name)
+    if not args.run:
+        try:
+            jobid = parse_job_id(name).allocation
+        except ValueError:
+            pass
+        else:
+            return jobid, runs_of_job(jobid)
     run_dir = find_run(name)
     return _job_of(run_dir), [run_dir]
 
 
 def _job_of(run_dir: str) -> str:
-    with open(os.path.join(run_dir, JOURNAL), encoding="utf-8") as file:
+    path = os.path.join(run_dir, JOURNAL)
+    with open(path, encoding="utf-8", errors="replace") as file:
         try:
-            return str(json.loads(file.readline())["jobid"])
-        except (ValueError, KeyError) as error:
-            raise NoSuchRun(f"{run_dir}: its journal does not begin with the opening of a run") from error
+            jobid = json.loads(file.readline())["jobid"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise Unreadable(f"{path} does not begin with the opening of a run") from error
+    if not isinstance(jobid, str) or not jobid:
+        raise Unreadable(f"{path} names no job")
+    return jobid
 
 
-def _local(run_dir: str) -> Document:
-    """A run outside of Slurm: its receipt is final."""
-    document = read_receipt(run_dir, "receipt.run.json") or fold_document(run_dir)
-    return document
+# --- Slurm ---------------------------------------------------------------------------------------------------------
 
 
-def _verify(args: argparse.Namespace, jobid: str, run_dirs: list[str]) -> list[Document]:
-    sealed = [read_receipt(run_dir, "receipt.json") for run_dir in run_dirs]
-    if run_dirs and all(sealed):
-        return [document for document in sealed if document is not None]
+def _ask(args: argparse.Namespace, jobid: str) -> Truth:
     from supervisor.scheduler.client import SlurmClient
     from supervisor.scheduler.verify import verify_job
 
-    job = verify_job(SlurmClient(), jobid, args.wait, args.patience, limit=args.timeout)
-    truth = asyncio.run(job)
-    documents = [_seal(run_dir, truth) for run_dir in run_dirs] or [_document(None, None, truth)]
-    from supervisor.engine.receipts import write_outcome
-
-    workspace = os.environ.get("GITHUB_WORKSPACE") or "."
-    write_outcome([*run_dirs, workspace], jobid, truth.outcome_line)
-    return documents
+    # Commands that are not there do not come while one waits.
+    anything = shutil.which("sacct") or shutil.which("scontrol")
+    patience = args.patience if anything else 0.0
+    return asyncio.run(verify_job(SlurmClient(), jobid, args.wait, patience, limit=args.timeout))
 
 
-def _seal(run_dir: str, truth: Any) -> Document:
-    """The sealed receipt of a run; kept only when Slurm's records decide, and only the first time."""
-    from supervisor.engine.receipts import read_run_receipt, seal
+def _restarts(truth: Truth) -> int | None:
+    """How often the job had been requeued when it ended, as far as Slurm's answers tell."""
+    told = [answer.record.restarts for answer in truth.answers if answer.record and answer.record.restarts is not None]
+    rows = [answer.incarnations - 1 for answer in truth.answers if answer.source == "sacct" and answer.incarnations]
+    return told[-1] if told else rows[-1] if rows else None
+
+
+# --- sealing -------------------------------------------------------------------------------------------------------
+
+
+def _seal_all(run_dirs: list[str], jobid: str, truth: Truth, patience: float) -> tuple[list[Document], list[str]]:
+    restarts = _restarts(truth) or 0
+    ours = [run_dir for run_dir in run_dirs if attempt_of(os.path.basename(run_dir)) >= restarts]
+    trouble: list[str] = []
+    documents = [_seal(run_dir, truth, patience, trouble) for run_dir in ours] or [_document(None, None, truth)]
+    if len(ours) < len(run_dirs):
+        documents[0]["disagreements"].append(
+            f"the job was requeued {restarts} times, and its last attempt left no run: the runs that are there "
+            f"({', '.join(map(os.path.basename, run_dirs))}) are of earlier attempts and tell nothing about this end"
+        )
+    return documents, trouble + _write_outcome(ours, jobid, documents[0])
+
+
+def _seal(run_dir: str, truth: Truth, patience: float, trouble: list[str]) -> Document:
+    """The sealed receipt of a run, made only when Slurm's records decide and the engine has said its last word, and
+    only the first time. What could not be saved is appended to `trouble`."""
+    from supervisor.engine.receipts import seal
 
     saved = read_receipt(run_dir, "receipt.json")
     if saved is not None:
         return saved
-    found = read_run_receipt(run_dir)
-    run, digest = found if found else (None, None)
-    if run is None:
-        run = {**fold_document(run_dir), "engine_lost": True} if truth.settled else fold_document(run_dir)
+    run, digest, last_word = _last_word(run_dir, patience if truth.settled else 0.0)
     document = _document(run, digest, truth)
-    if truth.settled and not seal(run_dir, document):
-        return read_receipt(run_dir, "receipt.json") or document
+    if not last_word:
+        verdict = document["verdict"]
+        text = f"the engine of run {run['run_id']} still lives: ask again when it has ended"
+        because = [text, *verdict["because"]]
+        document["verdict"] = {**_doubtful(verdict), "summary": text, "because": because}
+        return document
+    try:
+        if truth.settled and not seal(run_dir, document):
+            return read_receipt(run_dir, "receipt.json") or document
+    except OSError as error:
+        trouble.append(f"the receipt could not be sealed in {run_dir}: {error.strerror or error}")
     return document
 
 
-def _document(run: Document | None, digest: str | None, truth: Any) -> Document:
+def _doubtful(verdict: Document) -> Document:
+    return {
+        **verdict,
+        "outcome": "unverifiable",
+        "code": codes.UNVERIFIABLE,
+        "origin": "allocd",
+        "reason": "unverifiable",
+        "final": False,
+    }
+
+
+def _last_word(run_dir: str, patience: float) -> tuple[Document, str | None, bool]:
+    """What the engine left: its receipt with the sha256, or else the fold of its journal, and whether that is its last
+    word. A living engine's receipt is waited for, at most `patience` seconds."""
+    from supervisor.engine.receipts import read_run_receipt
+
+    begun = time.monotonic()
+    while True:
+        os.listdir(run_dir)  # makes a network client ask its server before it believes that a name is missing
+        if found := read_run_receipt(run_dir):
+            return *found, True
+        folded = fold_document(run_dir)
+        waited = time.monotonic() - begun
+        if folded["alive"] is False or waited >= (patience if folded["alive"] else min(patience, FAR_ENGINE)):
+            lost = folded["alive"] is not True
+            return {**folded, "engine_lost": lost}, None, lost
+        time.sleep(RECEIPT_POLL)
+
+
+def _document(run: Document | None, digest: str | None, truth: Truth) -> Document:
     from supervisor.cli.run import versions
     from supervisor.core.receipt import sealed_receipt
 
     return sealed_receipt(run, digest, truth, versions=versions())
 
 
-def _print(document: Document, as_json: bool) -> None:
+def _write_outcome(run_dirs: list[str], jobid: str, document: Document) -> list[str]:
+    """The outcome file beside each run and where a CI job looks for it. Returns what could not be written."""
+    from supervisor.engine.receipts import write_outcome
+
+    slurm = document["slurm"]
+    line = slurm["raw"] if slurm["standing"] == "settled" else f"{jobid}|UNVERIFIABLE|"
+    trouble = []
+    for directory in (*run_dirs, os.environ.get("GITHUB_WORKSPACE") or "."):
+        try:
+            write_outcome([directory], jobid, line)
+        except OSError as error:
+            what = error.strerror or error
+            trouble.append(f"the outcome file could not be written in {os.path.abspath(directory)}: {what}")
+    return trouble
+
+
+# --- what is printed -----------------------------------------------------------------------------------------------
+
+
+def _print(documents: list[Document], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(document, ensure_ascii=False, indent=1))
+        # A job with several runs has a receipt for each; its verdict is the first that is no success.
+        worst = next((d for d in documents if d["verdict"]["code"]), documents[0])
+        several = {"schema_version": 1, "kind": "job", "verdict": worst["verdict"], "receipts": documents}
+        print(json.dumps(documents[0] if len(documents) == 1 else several, ensure_ascii=False, indent=1))
         return
-    verdict = document["verdict"]
-    name = document.get("run_id") or document["jobid"]
-    print(f"{name}: {verdict['outcome']} {verdict['code']} ({verdict['origin']}): {verdict['summary']}")
-    for text in (*verdict["because"], *document.get("disagreements", ())):
-        print(f"  {text}")
+    for document in documents:
+        verdict = document["verdict"]
+        name = document.get("run_id") or document["jobid"]
+        print(f"{name}: {verdict['outcome']} {verdict['code']} ({verdict['origin']}): {verdict['summary']}")
+        notes = (document.get("slurm") or {}).get("notes", ())
+        for text in dict.fromkeys((*verdict["because"], *notes, *document.get("disagreements", ()))):
+            print(f"  {text}")
+
+
+# --- replay --------------------------------------------------------------------------------------------------------
 
 
 def _replay(path: str, as_json: bool) -> int:
@@ -148,10 +275,23 @@ def _replay(path: str, as_json: bool) -> int:
     except (OSError, ValueError, NotAReceipt) as error:
         complain(f"{path}: {error}")
         return codes.CONFIG
+    whole = _is_whole(document)
+    agrees = same and whole
     if as_json:
-        print(json.dumps({"schema_version": 1, "agrees": same, "verdict": verdict.as_dict()}, indent=1))
+        answer = {"schema_version": 1, "agrees": agrees, "run_unchanged": whole, "verdict": verdict.as_dict()}
+        print(json.dumps(answer, ensure_ascii=False, indent=1))
     else:
         word = "agrees with" if same else "DISAGREES with"
         print(f"{verdict.outcome} {verdict.code} ({verdict.origin}): {verdict.summary}")
         print(f"  derived again from the saved evidence; it {word} the saved verdict")
-    return verdict.code if same else codes.UNVERIFIABLE
+        if not whole:
+            print("  the run's part is NOT what was sealed: its sha256 is another")
+    return verdict.code if agrees else codes.UNVERIFIABLE
+
+
+def _is_whole(document: Document) -> bool:
+    """Whether the run inside a sealed receipt is byte for byte the run receipt that was sealed."""
+    from supervisor.engine.receipts import render
+
+    digest = document.get("run_sha256")
+    return digest is None or hashlib.sha256(render(document["run"])).hexdigest() == digest
