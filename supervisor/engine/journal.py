@@ -49,7 +49,7 @@ class Journal:
         self._queue: list[bytes] = []
         self._appended = 0
         self._written = 0
-        self._closing = False
+        self._closing = self._finished = False
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self.trouble: str | None = None
         self._thread = threading.Thread(target=self._write_all, name="journal", daemon=True)
@@ -84,24 +84,21 @@ class Journal:
             self._closing = True
             self._wake.notify()
         deadline = self._loop.time() + self._limit
-        while self._written < self._appended and self._thread.is_alive() and self._loop.time() < deadline:
-            future: asyncio.Future[None] = self._loop.create_future()
-            self._waiting.append((self._appended, future))
-            try:
-                async with asyncio.timeout_at(deadline):
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                while not self._finished:
+                    future: asyncio.Future[None] = self._loop.create_future()
+                    self._waiting.append((self._appended + 1, future))
                     await future
-            except TimeoutError:
-                break
-        complete = self._written >= self._appended
-        if complete:
-            self._thread.join(self._limit)  # it has nothing left to do but to close the file
-        return complete
+        if self._finished:
+            self._thread.join(self._limit)  # it has said its last word
+        return self._finished and self._written >= self._appended
 
     # --- the thread ----------------------------------------------------------------------------------------------
 
     def _write_all(self) -> None:
         pending, lines = b"", 0
-        failed = False
+        failed = unsynced = False
         while True:
             with self._wake:
                 if not self._queue and not (pending and failed):
@@ -118,13 +115,15 @@ class Journal:
                 continue
             pending, error = self._write(pending)
             failed = error is not None
+            unsynced |= failed and not pending  # written, but nobody knows what of it is on the disk
             if failed:
                 self._call(self._report, f"the journal cannot be written: {error}")
                 if closing:
                     break
-            else:
+            elif not unsynced:
                 self._call(self._progress, lines)
         os.close(self._descriptor)
+        self._call(self._through)
 
     def _write(self, data: bytes) -> tuple[bytes, OSError | None]:
         """Write and sync; what is left when that fails."""
@@ -155,11 +154,19 @@ class Journal:
     def _report(self, text: str) -> None:
         if self.trouble is None:
             self.trouble = text
-            for _, future in self._waiting:
-                if not future.done():
-                    future.set_result(None)
-            self._waiting.clear()
+            self._release()
             self._on_trouble(text)
+
+    def _through(self) -> None:
+        self._finished = True
+        self._release()
+
+    def _release(self) -> None:
+        """Nobody need wait any longer: writing has failed, or the thread is through."""
+        for _, future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+        self._waiting.clear()
 
 
 @dataclass(frozen=True)
