@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import errno
 import json
-import multiprocessing
 import os
 import resource
 import shutil
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -350,39 +348,37 @@ def test_of_many_publishers_one_wins_and_all_agree(path: Path) -> None:
     assert {result.found for result in results} == {markers.read(path, "7")}
 
 
-def _watch_bytes(path: Path, whole: list[bytes], pipe: Connection) -> None:
-    """Read as fast as possible; tell how many whole files were seen, and what else."""
-    seen, torn = 0, set()
-    pipe.send("ready")
-    while not pipe.poll():
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            continue
-        if data in whole:
-            seen += 1
-        else:
-            torn.add(data)
-    pipe.send((seen, torn))
+WATCH_BYTES = """
+import pathlib, select, sys
+path, whole = pathlib.Path(sys.argv[1]), [word.encode() for word in sys.argv[2:]]
+print("ready", flush=True)
+seen, torn = 0, 0
+while not select.select([sys.stdin], [], [], 0)[0]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        continue
+    seen, torn = seen + (data in whole), torn + (data not in whole)
+print(seen, torn)
+"""
 
 
 @pytest.mark.parametrize("naming", [Naming(), LinkRefused()], ids=["link", "rename"])
 def test_no_reader_ever_sees_a_part(path: Path, naming: Naming) -> None:
     mine, other = Marker(3, "7", 0, "n" * 500, "coordinator"), Marker(200, "8", 1, "m" * 400)
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    reader = context.Process(target=_watch_bytes, args=(path, [render(mine), render(other)], there))
-    reader.start()
-    assert here.recv() == "ready"
-    for _ in range(300):
+    words = [sys.executable, "-c", WATCH_BYTES, str(path), render(mine).decode(), render(other).decode()]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "ready\n"
+        for _ in range(300):
+            markers.publish(path, mine, naming=naming)
+            markers.replace(path, other, naming=naming)
+            path.unlink()
         markers.publish(path, mine, naming=naming)
-        markers.replace(path, other, naming=naming)
-        path.unlink()
-    markers.publish(path, mine, naming=naming)
-    here.send("stop")
-    seen, torn = here.recv()
-    reader.join()
-    assert torn == set()
+        reader.stdin.close()
+        seen, torn = map(int, reader.stdout.readline().split())
+    assert torn == 0
     assert seen > 0
 
 
@@ -721,6 +717,7 @@ def test_a_void_file_is_replaced_only_on_demand(call: Call, path: Path, content:
     assert call("wait") == 3
 
 
+@pytest.mark.slow
 def test_garbage_that_stays(call: Call, path: Path) -> None:
     path.write_text("abc\n")
     assert call("read") == 65

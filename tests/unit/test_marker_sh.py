@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from supervisor.core.marker import MAX_BYTES, Foreign, Garbage, Marker, NotYet, 
 from supervisor.engine import markers
 
 SOURCE = Path(markers.__file__).parents[1] / "agent" / "marker.sh"
-SHELLS = [shell for shell in (["dash"], ["busybox", "sh"], ["bash", "--posix"], ["bash"]) if shutil.which(shell[0])]
+SHELLS = [shell for shell in (["dash"], ["busybox", "sh"], ["bash"]) if shutil.which(shell[0])]
 if not SHELLS:
     pytest.skip("no POSIX shell here", allow_module_level=True)
 
@@ -376,6 +377,38 @@ def test_a_worker_at_the_deadline_stops_its_engine(script: Script) -> None:
     worker = "sleep 100 & p=$!; allocd_worker $p || echo code $?; kill -0 $p || echo gone"
     done = script(worker, ALLOCD_MARKER_TIMEOUT="0")
     assert done.stdout == "code 124\ngone\n", done.stderr
+
+
+@pytest.mark.parametrize("code", [0, 9, None])
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_a_worker_that_is_told_to_stop(shell: list[str], path: Path, code: int | None) -> None:
+    """By its supervisor, whose TERM goes to the whole group; the marker may come a moment later."""
+    wait_then_serve = "until [ -e waits ]; do sleep 0.05; done; echo up; while :; do sleep 0.05; done"
+    engine = f"trap 'echo stopped; exit 5' TERM; {wait_then_serve}"
+    worker = (
+        'set -eu; . "$ALLOCD_SH"; trap : TERM; sleep() { : >waits; command sleep "$@"; }\n'
+        'sh -c "$ENGINE" & allocd_worker $!'
+    )
+    environment = {
+        "PATH": os.environ["PATH"],
+        "ALLOCD_SH": str(SOURCE),
+        "ALLOCD_MARKER": str(path),
+        "ALLOCD_RUN_ID": "7",
+        "ALLOCD_MARKER_POLL": "0.05",
+        "ALLOCD_MARKER_RECHECK": "0" if code is None else "20",
+        "ENGINE": engine,
+    }
+    command = [*shell, "-c", worker]
+    with subprocess.Popen(
+        command, env=environment, cwd=path.parent, stdout=subprocess.PIPE, text=True, process_group=0
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.stdout.readline() == "stopped\n"
+        if code is not None:
+            markers.publish(path, Marker(code, "7"))
+        assert process.wait(20) == (143 if code is None else code)
 
 
 # Manners
