@@ -133,7 +133,6 @@ def _drive(
     from supervisor.cli.live import reporter
     from supervisor.core import events as ev
     from supervisor.engine.session import drive
-    from supervisor.launch.process import use_pidfd_watcher
 
     register(layout.run_id, layout.run_dir)
     opening = ev.RunOpened(
@@ -153,7 +152,6 @@ def _drive(
     else:
         complain(f"run {layout.run_id} in {layout.run_dir}")
     printer, report = (None, None) if args.quiet else reporter()
-    use_pidfd_watcher()
     try:
         outcome = drive(layout, launcher, opening, client=client, report=report, warning=_not_the_batch_process())
     finally:

@@ -14,6 +14,7 @@ from supervisor.engine import receipts
 from supervisor.engine.engine import Engine, Reporter
 from supervisor.engine.threads import in_thread
 from supervisor.launch.base import Launcher
+from supervisor.launch.process import use_pidfd_watcher
 from supervisor.scheduler.client import SlurmClient
 
 STOPPING: Final = {signal.SIGTERM: "TERM", signal.SIGINT: "INT", signal.SIGUSR1: "USR1"}
@@ -65,6 +66,7 @@ async def _drive(
     report: Reporter | None,
     warning: str | None,
 ) -> Outcome:
+    use_pidfd_watcher()
     loop = asyncio.get_running_loop()
     clock = _Clock(client) if client is not None else None
     extra: dict[str, Any] = {} if report is None else {"report": report}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -137,9 +138,9 @@ class StepProcess(asyncio.SubprocessProtocol):
 
 
 def use_pidfd_watcher() -> None:
-    """On Python 3.11 asyncio makes a thread for every child; a pidfd does without. Later versions know by
-    themselves."""
-    import sys
-
+    """On Python 3.11 asyncio makes a thread for every child; a pidfd does without, and later versions know by
+    themselves. To be called in the loop that will start processes."""
     if sys.version_info < (3, 12) and hasattr(os, "pidfd_open"):
-        asyncio.get_event_loop_policy().set_child_watcher(asyncio.PidfdChildWatcher())
+        watcher = asyncio.PidfdChildWatcher()
+        watcher.attach_loop(asyncio.get_running_loop())
+        asyncio.get_event_loop_policy().set_child_watcher(watcher)
