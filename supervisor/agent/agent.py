@@ -150,11 +150,10 @@ def process(pid: int) -> Process | None:
     return Process(pid, stat) if stat else None
 
 
-def processes() -> list[Process]:
-    """Every process that /proc shows, except this one."""
+def numbers() -> list[int]:
+    """The pids that /proc shows, except our own."""
     me = os.getpid()
-    numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return [found for found in (process(pid) for pid in numbers if pid != me) if found]
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != me]
 
 
 def descendants(everyone: list[Process], root: int) -> list[Process]:
@@ -175,16 +174,23 @@ def children() -> list[Process]:
     return [each for each in found if each and each.alive]
 
 
-def carries(seen: Process, tag: bytes) -> bool:
-    """Whether the process belongs to the caller's uid and was started with ALLOCD_TAG=tag in its
-    environment."""
-    path = f"/proc/{seen.pid}"
+def carries(pid: int, tag: bytes) -> bool:
+    """Whether the process belongs to the caller's uid and was started with ALLOCD_TAG=tag in its environment."""
+    path = f"/proc/{pid}"
     if b"\0ALLOCD_TAG=" + tag + b"\0" not in b"\0" + slurp(path + "/environ"):
         return False
     try:
         return os.stat(path).st_uid == os.getuid()
     except OSError:
         return False
+
+
+def marked(tag: bytes, struck: set[tuple[int, int]]) -> list[Process]:
+    """What is alive of those that carry the tag. One that was struck already counts until it has ended: a dying
+    process has lost its environment some time before."""
+    known = {pid for pid, _ in struck}
+    found = [process(pid) for pid in numbers() if pid in known or carries(pid, tag)]
+    return [one for one in found if one and one.alive and (one.identity in struck or carries(one.pid, tag))]
 
 
 def send(seen: Process, number: int) -> bool:
@@ -656,16 +662,12 @@ class Agent:
 
     def tree(self) -> list[Process]:
         """What is alive of the rank: our descendants, and whatever else carries its tag."""
-        everyone = processes()
-        below = descendants(everyone, os.getpid())
-        known = {each.pid for each in below}
-        tag = self.spec.tag if self.spec else b""
-        astray = [
-            each
-            for each in everyone
-            if each.pid not in known and (each.identity in self.killed or (tag and carries(each, tag)))
-        ]
-        return [each for each in below + astray if each.alive]
+        everyone = [found for found in map(process, numbers()) if found]
+        below = {each.identity: each for each in descendants(everyone, os.getpid()) if each.alive}
+        return list({**below, **{each.identity: each for each in self.astray()}}.values())
+
+    def astray(self) -> list[Process]:
+        return marked(self.spec.tag, self.killed) if self.spec else []
 
     # ending
 
@@ -735,7 +737,7 @@ class Agent:
 
     def look(self) -> None:
         """No child, hence no descendant. If something got away from below us, no signal tells its end: look again."""
-        if self.tree():
+        if self.astray():
             self.due[self.look] = time.monotonic() + LOOK_PAUSE
         else:
             self.flush()
@@ -826,7 +828,7 @@ def sweep(tag: bytes) -> int:
     end, pause = time.monotonic() + SWEEP_LIMIT, KILL_PAUSE[0]
     killed: set[tuple[int, int]] = set()
     while True:
-        alive = [each for each in processes() if each.alive and (each.identity in killed or carries(each, tag))]
+        alive = marked(tag, killed)
         if not alive or time.monotonic() > end:
             break
         for each in alive:

@@ -158,7 +158,8 @@ class Engine:
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
-        self.sweep()
+        for left in agent.marked(self.tag.encode(), set()):
+            agent.send(left, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
