@@ -254,7 +254,7 @@ def become(spec: Spec, keeper: int, report: int, logs: list[int]) -> NoReturn:
         os.execvpe(spec.argv[0], spec.argv, spec.env)  # noqa: S606 - that is the trade
     except OSError as error:
         os.write(report, f"{phase} {error.errno} {error.strerror}".encode())
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - said on the report pipe, whatever it is
         os.write(report, f"{phase} 0 {error}".encode("utf-8", "replace")[: select.PIPE_BUF])
     finally:
         os._exit(EXIT_REFUSED)
@@ -816,7 +816,7 @@ def keep(nonce: str, rank: int) -> int:
     agent = Agent(nonce, rank)
     try:
         return agent.run()
-    except Exception:
+    except Exception:  # noqa: BLE001 - a defect of ours, see above
         for each in agent.tree():
             agent.signal_one(each, signal.SIGKILL)
         sys.excepthook(*sys.exc_info())

@@ -203,7 +203,7 @@ class Engine:
     def _carry_out(self, command: cmd.Command) -> None:
         try:
             CARRY_OUT[type(command)](self, command)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - told as our own fault; the other commands are carried out
             self._inbox.append(ev.EngineFault(f"{command.name}: {type(error).__name__}: {error}"))
 
     def _arm(self) -> None:
@@ -235,7 +235,7 @@ class Engine:
         async def guarded() -> None:
             try:
                 await work()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - told as our own fault
                 self.post(ev.EngineFault(f"{what}: {type(error).__name__}: {error}"))
 
         task = self._group.create_task(guarded(), name=what)
@@ -270,7 +270,7 @@ class Engine:
             return rank, ev.StepEnded(rank, code, await self._words(rank))
         except OSError as error:
             return rank, ev.StepRefused(rank, f"{error.filename or 'the step'}: {error.strerror or error}")
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - told as our own fault
             self.post(ev.EngineFault(f"rank {rank}: {type(error).__name__}: {error}"))
             return rank, None
 

@@ -104,7 +104,7 @@ class Looker:
             text = f"artifact {instance.contract_id}: {root} did not answer within {LOOK_LIMIT:g} s"
             self._post(ev.Noted(text))
             return
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a checker that breaks is our fault, never "pending"
             self._post(ev.CheckerFault(instance.contract_id, f"{type(error).__name__}: {error}"))
             return
         if self._findings.get(instance.contract_id) != finding:

@@ -34,7 +34,7 @@ async def in_thread(function: Callable[..., T], *args: Any, limit: float) -> T:
         failed: BaseException | None = None
         try:
             result = function(*args)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - handed to the caller as it is
             failed = error
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(deliver, result, failed)
