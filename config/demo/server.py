@@ -14,6 +14,7 @@ requests in flight are finished, statistics are written, the exit code is 0.
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import json
 import os
 import signal
@@ -144,16 +145,22 @@ class Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def listen() -> Server:
-    """Listen on a free port of the address that other nodes know this one by."""
-    for host in (os.environ.get("ALLOCD_NODE"), socket.gethostname()):
-        if not host:
-            continue
-        try:
-            return Server((host, 0), Handler)
-        except OSError as error:  # a name that does not resolve here, or to another address
-            print(f"cannot listen on {host}: {error}", file=sys.stderr)
-    return Server(("127.0.0.1", 0), Handler)
+def listen(node: str) -> tuple[Server, str]:
+    """Listen on a free port where other nodes can reach this one; the server, and the host to announce.
+
+    A node's name goes out as it is, for it may mean a loopback address here and the right one elsewhere.
+    """
+    try:
+        ipaddress.ip_address(node)
+        return Server((node, 0), Handler), node
+    except ValueError:
+        pass
+    try:
+        socket.getaddrinfo(node, None)
+        return Server(("", 0), Handler), node
+    except OSError:
+        print(f"the name {node!r} is not known here: serving this machine only", file=sys.stderr)
+        return Server(("127.0.0.1", 0), Handler), "127.0.0.1"
 
 
 def arguments() -> argparse.Namespace:
@@ -174,11 +181,11 @@ def main() -> int:
         signal.signal(number, lambda *_: stop.set())
     service = Service(args.base_ms / 1000, args.token_ms / 1000, args.slots, args.die_after)
     Handler.service = service
-    server = listen()
+    server, host = listen(os.environ.get("ALLOCD_NODE", "127.0.0.1"))
+    port = server.socket.getsockname()[1]
     started = time.monotonic()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
-    host, port = server.socket.getsockname()[:2]
     endpoint = {"host": host, "port": port, "rank": args.rank, "pid": os.getpid()}
     write_json(
         args.dir / "endpoints" / f"rank-{args.rank}.json",
