@@ -74,7 +74,7 @@ SPEC_LIMIT = 4 << 20  # characters; more than the kernel takes as arguments and 
 OUTBOX_LIMIT = 64 << 10  # when the channel is stuck that far, pongs and notes are dropped
 GRACE_LIMIT = 3600.0
 FAREWELL = 120.0  # a finished agent waits that long for bye
-LINGER = 0.1  # from a failing `ended` to the exit: the launcher's teardown competes with the report for the CPU
+LINGER = 0.1  # from the report of a failure to the exit, see leave_soon
 LOST_GRACE, LOST_LIMIT = 1.5, 1.8  # when the channel has ended: to KILL, and to leaving whatever resists it
 KILL_LIMIT = 10.0  # from the first KILL to giving up: another user's process, or one stuck in the kernel
 KILL_PAUSE = (0.005, 0.25)  # between two rounds of KILL: the first pause, doubled up to the last
@@ -383,7 +383,7 @@ class Agent:
         self.refusing: set[int] = set()
         self.pause = KILL_PAUSE[0]
         self.left = 0
-        self.ended_at = float("-inf")
+        self.told_at = float("-inf")  # when `ended` or `refused` was said
         self.codes = {"own": EXIT_FAILED}
         self.lost = self.dismissed = self.finished = False
         self.due: dict[Callable[[], None], float] = {}
@@ -604,6 +604,7 @@ class Agent:
         born = self.state == STARTING
         self.state, self.main = CLEARING, 0
         self.emit("refused", phase=phase, errno=number, error=error)
+        self.told_at = time.monotonic()
         if not born:
             self.gone()
 
@@ -724,7 +725,7 @@ class Agent:
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         killer = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         self.emit("ended", code=code, signal=killer, core=os.WCOREDUMP(status))
-        self.ended_at = time.monotonic()
+        self.told_at = time.monotonic()
         self.codes["own"] = SIGNAL_BASE + killer if killer else code or 0
 
     def clear(self) -> None:
@@ -778,9 +779,10 @@ class Agent:
             self.leave_soon()
 
     def leave_soon(self) -> None:
-        """At once; but a failing agent lets the others be stopped first, for its launcher's teardown would compete."""
+        """At once; but after a failure the others are stopped first, with which our launcher's teardown would
+        compete for the CPU."""
         failing = not self.ordered and self.codes["own"] != 0
-        self.due[self.leave] = max(time.monotonic(), self.ended_at + (LINGER if failing else 0.0))
+        self.due[self.leave] = max(time.monotonic(), self.told_at + (LINGER if failing else 0.0))
 
     def leave(self) -> None:
         self.finished = True

@@ -37,6 +37,11 @@ PYTHON = os.environ.get("ALLOCD_TEST_PYTHON", sys.executable)
 NONCE = "f00d"
 PATIENCE = 20.0  # seconds: a deadline for what should take milliseconds, on a machine that may be busy
 Event = dict[str, Any]
+CHANGED = (  # a program: the agent from its source, with a change
+    f"import sys; sys.path.insert(0, {str(SOURCE.parent)!r}); import agent\n"
+    "{change}\n"
+    "sys.exit(agent.main(sys.argv[2:]))\n"
+)
 
 
 def wait_for(condition: Callable[[], object], what: str, limit: float = PATIENCE) -> None:
@@ -117,6 +122,14 @@ class Engine:
             self.buffer += data
         line, self.buffer = self.buffer.split(b"\n", 1)
         return line
+
+    def closed(self) -> None:
+        """Wait until the agent has left: then its output is closed."""
+        assert self.process.stdout is not None
+        poller = select.poll()
+        poller.register(self.process.stdout, select.POLLHUP)
+        while poller.poll(PATIENCE * 1000)[0][1] & select.POLLHUP == 0:
+            os.read(self.process.stdout.fileno(), 65536)
 
     def next(self, limit: float = PATIENCE) -> Event:
         line = self.line(limit)
@@ -244,20 +257,37 @@ def test_core_is_what_the_kernel_says(engine: Engine, tmp_path: Path) -> None:
     assert (ended["signal"], ended["core"]) == (signal.SIGABRT, core)
 
 
-def test_the_agent_stays_a_moment_after_ended(engine: Engine) -> None:
-    engine.say("bye", exit=0)  # ends it at once: nothing was started
+def test_bye_before_the_start_is_a_farewell(engine: Engine) -> None:
+    engine.say("bye", exit=0)
     assert engine.until("gone")["killed"] == 0
     assert engine.wait() == 0
 
 
-def test_the_report_has_the_cpu_to_itself(engine: Engine) -> None:
-    engine.start(["true"])
-    engine.until("ended")
+@pytest.mark.parametrize("argv", [["false"], ["/nonexistent/program"]])
+def test_after_a_failure_the_report_has_the_cpu_to_itself(engine: Engine, argv: list[str]) -> None:
+    engine.spec(argv)
+    engine.say("start")
+    while engine.next()["e"] not in ("ended", "refused"):
+        pass
     then = time.monotonic()
-    engine.until("gone")
     engine.say("bye", exit=0)
     assert engine.wait() == 0
     assert time.monotonic() - then > 0.8 * agent.LINGER
+
+
+@pytest.mark.parametrize(("own", "ordered", "pause"), [(0, 0, 0.0), (1, 15, 0.0), (1, 0, agent.LINGER)])
+def test_only_a_failure_that_was_not_ordered_is_waited_for(own: int, ordered: int, pause: float) -> None:
+    keeper = agent.Agent(NONCE, 0)
+    keeper.codes["own"], keeper.ordered, keeper.told_at = own, ordered, time.monotonic() + 1000
+    keeper.leave_soon()
+    assert keeper.due == {keeper.leave: keeper.told_at + pause}
+
+
+def test_an_agent_that_nobody_dismisses_leaves_in_the_end(hire: Callable[..., Engine]) -> None:
+    engine = hire([PYTHON, "-B", "-I", "-S", "-c", CHANGED.format(change="agent.FAREWELL = 0.3")])
+    engine.start(["sh", "-c", "exit 7"])
+    engine.until("gone")
+    assert engine.wait() == 7
 
 
 # -- two phases -----------------------------------------------------------------------------------------
@@ -752,8 +782,9 @@ def test_the_end_of_the_channel_ends_everything_within_two_seconds(engine: Engin
     pid = daemon(engine, *manners, grace=3600)
     then = time.monotonic()
     engine.hang_up()
-    assert engine.wait() == 70
+    engine.closed()
     assert time.monotonic() - then < 2.0
+    assert engine.wait() == 70
     assert not alive(pid)
     assert engine.sweep() == (0, {"e": "swept", "killed": 0, "left": 0})
 
@@ -904,11 +935,7 @@ def test_sweep_spares_other_tags(engine: Engine) -> None:
 
 
 def test_a_defect_of_the_agent_leaves_no_rank_behind(hire: Callable[..., Engine]) -> None:
-    broken = (
-        f"import sys; sys.path.insert(0, {str(SOURCE.parent)!r}); import agent\n"
-        "agent.COMMANDS['ping'] = lambda *_: 1 / 0\n"
-        "sys.exit(agent.main(sys.argv[2:]))\n"
-    )
+    broken = CHANGED.format(change="agent.COMMANDS['ping'] = lambda *_: 1 / 0")
     engine = hire([PYTHON, "-B", "-I", "-S", "-c", broken], stderr=subprocess.PIPE)
     pid = daemon(engine, "deaf", "stay")
     engine.say("ping")
