@@ -148,8 +148,10 @@ class _Case:
     def __init__(self, jobid: str, answers: tuple[Answer, ...]) -> None:
         self.jobid = jobid
         self.answers = answers
-        self.book = _last(answers, "sacct")
-        self.live = _last(answers, "scontrol")
+        # Where each book last gave a valid answer.
+        self.place = {answer.source: place for place, answer in enumerate(answers) if answer.outcome != "failed"}
+        self.book = self._said("sacct")
+        self.live = self._said("scontrol")
         self.notes: list[str] = []
 
     def truth(self) -> Truth:
@@ -216,14 +218,15 @@ class _Case:
         if live.state.phase == "ending":
             self.notes.append(f"the controller is still tidying up ({live.state.word})")
             return self._confirm(book)
-        if self._position(self.live) < self._position(self.book):
+        if self.place["scontrol"] < self.place["sacct"]:
             return self._accounting()
         return self._doubt("differs", live, f"Slurm's two books differ: {book.words} and {live.words}")
 
     def _running(self) -> Truth:
-        teller = max((a for a in (self.book, self.live) if _kind(a) == "alive"), key=self._position)
-        record = _record(teller)
-        since = self.answers[self._position(teller) + 1 :]
+        alive = [a.source for a in (self.book, self.live) if a is not None and _kind(a) == "alive"]
+        teller = max(alive, key=lambda source: self.place[source])
+        record = _record(self._said(teller))
+        since = self.answers[self.place[teller] + 1 :]
         failed = [a for a in since if a.source == record.source]
         if failed:
             return self._doubt(
@@ -312,12 +315,8 @@ class _Case:
             answers=self.answers,
         )
 
-    def _position(self, answer: Answer | None) -> int:
-        return next((i for i, a in enumerate(self.answers) if a is answer), -1)
-
-
-def _last(answers: Sequence[Answer], source: Source) -> Answer | None:
-    return next((a for a in reversed(answers) if a.source == source and a.outcome != "failed"), None)
+    def _said(self, source: Source) -> Answer | None:
+        return self.answers[self.place[source]] if source in self.place else None
 
 
 def _kind(answer: Answer | None) -> Kind:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -127,6 +128,7 @@ class SlurmClient:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env=self._environ,
+                start_new_session=True,
             )
         except OSError as error:
             return Printed(None, trouble=f"{argv[0]} cannot be started: {error.strerror or error}")
@@ -134,40 +136,46 @@ class SlurmClient:
         trouble = ""
         try:
             async with asyncio.timeout(self._deadline):
-                await self._collect(process, out, err)
+                trouble = await self._collect(process, out, err)
         except TimeoutError:
-            trouble = f"{argv[0]} did not answer within {self._deadline:g} s"
-        except _TooMuch:
-            trouble = f"{argv[0]} printed more than {self._max_output} bytes"
+            trouble = f"did not answer within {self._deadline:g} s"
         finally:
             await _end(process)
         # Bytes that are no UTF-8 come from a name; they stay visible, and the text stays fit for JSON.
         stdout, stderr = (bytes(data).decode("utf-8", "backslashreplace") for data in (out, err))
-        return Printed(None if trouble else process.returncode, stdout, stderr, trouble)
+        if trouble:
+            return Printed(None, stdout, stderr, f"{argv[0]} {trouble}")
+        return Printed(process.returncode, stdout, stderr)
 
-    async def _collect(self, process: asyncio.subprocess.Process, out: bytearray, err: bytearray) -> None:
-        async def read(stream: asyncio.StreamReader | None, into: bytearray) -> bool:
+    async def _collect(self, process: asyncio.subprocess.Process, out: bytearray, err: bytearray) -> str:
+        """Read both streams to their end, or to the limit of one; returns the trouble with them."""
+
+        async def read(stream: asyncio.StreamReader | None, into: bytearray) -> None:
             while stream is not None and (data := await stream.read(_CHUNK)):
                 into += data[: self._max_output + 1 - len(into)]
                 if len(into) > self._max_output:
-                    return False
-            return True
+                    _kill(process)  # ends the other stream too
 
-        whole = await asyncio.gather(read(process.stdout, out), read(process.stderr, err))
-        if not all(whole):
-            raise _TooMuch
+        await asyncio.gather(read(process.stdout, out), read(process.stderr, err))
         await process.wait()
+        if max(len(out), len(err)) > self._max_output:
+            return f"printed more than {self._max_output} bytes"
+        return ""
 
 
-class _TooMuch(Exception):
-    """A command printed more than it may."""
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """Kill the command's process group: sites wrap Slurm's commands in scripts, whose children hold the
+    pipes.
+    """
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """Kill the process if it still lives, and reap it; also when the caller is being cancelled."""
     if process.returncode is None:
-        with suppress(ProcessLookupError):
-            process.kill()
+        _kill(process)
         await asyncio.shield(process.wait())
 
 

@@ -72,31 +72,50 @@ async def verify_job(
     Raises `ValueError` for a malformed id.
     """
     begun = doubting = clock()
-    pause, rounds = pace.first, 0
+    pause, lived = pace.first, False
     answers: list[Answer] = []
+    absence = _Absence(pace, timeout)
     while True:
-        answers = await _round(client, jobid, answers)
+        new = await _round(client, jobid, answers)
+        answers = _trim([*answers, *new])
         truth = decide(jobid, answers)
         now = clock()
-        if truth.standing in FINAL:
+        if truth.standing in FINAL or absence.believed(new, now):
             return truth
+        left = [] if limit is None else [limit - (now - begun)]
         if truth.standing == "running":
             if not wait:
                 return truth
-            answers, doubting, rounds = _essence(answers), now, 0
+            answers, doubting = _essence(answers), now
+            lived = True
         else:
-            if rounds == 0:
-                pause = pace.first
-            rounds += 1
-            if now - doubting >= timeout or _surely_absent(truth, pace, rounds, now - doubting, timeout):
-                return truth
-        left = [timeout - (now - doubting)] if rounds else []
-        if limit is not None:
-            if now - begun >= limit:
-                return truth
-            left.append(limit - (now - begun))
+            if lived:  # its end may be a moment old: look closely again
+                lived, pause = False, pace.first
+            left.append(timeout - (now - doubting))
+        if min(left, default=1.0) <= 0:
+            return truth
         await sleep(min([pause * (0.75 + jitter() / 2), *left]))
         pause = min(pause * pace.factor, pace.longest)
+
+
+class _Absence:
+    """An unbroken run of rounds in which both books answered without the job."""
+
+    def __init__(self, pace: Pace, timeout: float) -> None:
+        self._rounds = 0
+        self._since = 0.0
+        self._needed = pace.absence_rounds
+        self._seconds = min(pace.absence, timeout)
+
+    def believed(self, new: Sequence[Answer], now: float) -> bool:
+        """Count one more round; whether the run is long enough, in rounds and in seconds."""
+        if any(answer.outcome != "absent" for answer in new):
+            self._rounds = 0
+            return False
+        if self._rounds == 0:
+            self._since = now
+        self._rounds += 1
+        return self._rounds >= self._needed and now - self._since >= self._seconds
 
 
 async def _round(client: Asked, jobid: str, answers: Sequence[Answer]) -> list[Answer]:
@@ -108,7 +127,7 @@ async def _round(client: Asked, jobid: str, answers: Sequence[Answer]) -> list[A
     new.append(await client.show_job(_controllers_id(jobid, [*answers, *new])))
     if lived and not _lives(new[-1]):
         new.append(await client.sacct(jobid))
-    return _trim([*answers, *new])
+    return new
 
 
 def _lives(answer: Answer) -> bool:
@@ -141,12 +160,3 @@ def _trim(answers: list[Answer]) -> list[Answer]:
     recent = answers[-(KEPT - 4) :]
     older = [a for a in answers[: -(KEPT - 4)] if a.outcome != "failed"]
     return older[-4:] + recent
-
-
-def _surely_absent(truth: Truth, pace: Pace, rounds: int, seconds: float, timeout: float) -> bool:
-    return (
-        truth.standing == "absent"
-        and rounds >= pace.absence_rounds
-        and seconds >= min(pace.absence, timeout)
-        and all(answer.outcome == "absent" for answer in truth.answers)
-    )
