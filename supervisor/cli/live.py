@@ -88,9 +88,13 @@ class Table:
         self._printer = printer
         self._color = color
         self._drawn = 0
+        self._plain = Plain(printer)
 
     def __call__(self, record: ev.Record, state: RunState) -> None:
-        width = shutil.get_terminal_size().columns
+        width, height = shutil.get_terminal_size()
+        if len(state.ranks) + 2 > height:  # a table that does not fit cannot be redrawn
+            self._plain(record, state)
+            return
         above = tell(record.event) if isinstance(record.event, self.KEEP) else None
         lines = [self._line(rank)[:width] for rank in state.ranks]
         lines.append(self._summary(record, state)[:width])

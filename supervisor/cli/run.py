@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         print(errors, file=sys.stderr)
     except Unfit as error:
         complain(error)
+    except OSError as error:  # nothing has been started: the engine itself tells of what breaks later
+        complain(f"{error.filename or args.plan}: {error.strerror or error}")
     return codes.CONFIG
 
 

@@ -194,9 +194,11 @@ class Engine:
     def _refused(self, event: ev.Event, error: Exception) -> None:
         """The machine did not take an event: that is a fault of ours, and the run ends for it. A machine that does not
         even take that leaves nothing but to let go: the agents end their ranks when their channels close."""
+        if self.state.phase == "new":
+            raise error
         if isinstance(event, ev.EngineFault):
             self._finished.set()
-        elif self.state.phase not in ("new", "ended"):
+        elif self.state.phase != "ended":
             text = str(error) if isinstance(error, IllegalEvent) else f"{event.name}: {type(error).__name__}: {error}"
             self._inbox.append(ev.EngineFault(text))
 

@@ -17,9 +17,13 @@ from supervisor.launch.base import Launcher
 from supervisor.launch.process import use_pidfd_watcher
 from supervisor.scheduler.client import SlurmClient
 
-STOPPING: Final = {signal.SIGTERM: "TERM", signal.SIGINT: "INT", signal.SIGUSR1: "USR1"}
-"""Signals that end a run in order; the second one ends it at once. USR1 is what the batch template asks Slurm to send
-before the time limit."""
+STOPPING: Final = {
+    signal.SIGTERM: "TERM",
+    signal.SIGINT: "INT",
+    signal.SIGHUP: "HUP",  # the terminal is gone: without a handler the engine would be, too
+    signal.SIGUSR1: "USR1",  # what the batch template asks Slurm to send before the time limit
+}
+"""Signals that end a run in order; the second one ends it at once."""
 
 RECEIPT_LIMIT: Final = 10.0
 
