@@ -17,6 +17,7 @@ from supervisor.core import codes
 if TYPE_CHECKING:
     from supervisor.core.layout import Layout
     from supervisor.core.plan import Plan
+    from supervisor.engine.prepare import Prepared
     from supervisor.launch.base import Launcher
     from supervisor.scheduler.client import SlurmClient
 
@@ -71,7 +72,7 @@ def _run(args: argparse.Namespace, plan: Plan) -> int:
         text = file.read()
     prepared = prepare.prepare(plan, text, base, attempt, jobid, nodes)
     try:
-        return _drive(args, prepared.layout, launcher, client, text)
+        return _drive(args, prepared, launcher, client, text)
     finally:
         if prepared.lock is not None:
             os.close(prepared.lock)
@@ -79,7 +80,7 @@ def _run(args: argparse.Namespace, plan: Plan) -> int:
 
 def _allocation(plan: Plan) -> tuple[str, str, tuple[str, ...]]:
     """The job's id, the attempt's id, and the node of each rank. Raises Unfit."""
-    from supervisor.core.slurm import Unreadable, expand_hostlist
+    from supervisor.core.slurm import expand_hostlist
     from supervisor.engine.prepare import Unfit, slurm_nodes
 
     jobid = os.environ["SLURM_JOB_ID"]
@@ -88,7 +89,7 @@ def _allocation(plan: Plan) -> tuple[str, str, tuple[str, ...]]:
     listed = os.environ.get("SLURM_JOB_NODELIST") or os.environ.get("SLURM_NODELIST", "")
     try:
         allocated = expand_hostlist(listed)
-    except Unreadable as error:
+    except ValueError as error:
         raise Unfit(f"SLURM_JOB_NODELIST cannot be read: {error}") from error
     if not jobid.isdecimal() or not allocated:
         raise Unfit("SLURM_JOB_ID is set, but this is no allocation (no SLURM_JOB_NODELIST): unset it, or use --local")
@@ -128,7 +129,7 @@ def _dry_run(layout: Layout, launcher: Launcher, as_json: bool) -> int:
 
 
 def _drive(
-    args: argparse.Namespace, layout: Layout, launcher: Launcher, client: SlurmClient | None, plan_text: str
+    args: argparse.Namespace, prepared: Prepared, launcher: Launcher, client: SlurmClient | None, plan_text: str
 ) -> int:
     import tomllib
 
@@ -136,6 +137,7 @@ def _drive(
     from supervisor.core import events as ev
     from supervisor.engine.session import drive
 
+    layout = prepared.layout
     register(layout.run_id, layout.run_dir)
     opening = ev.RunOpened(
         run_id=layout.run_id,
@@ -154,8 +156,9 @@ def _drive(
     else:
         complain(f"run {layout.run_id} in {layout.run_dir}")
     printer, report = (None, None) if args.quiet else reporter()
+    notes = (*prepared.notes, *_not_the_batch_process())
     try:
-        outcome = drive(layout, launcher, opening, client=client, report=report, warning=_not_the_batch_process())
+        outcome = drive(layout, launcher, opening, client=client, report=report, notes=notes)
     finally:
         if printer is not None:
             printer.close()
@@ -179,18 +182,19 @@ def versions() -> dict[str, str]:
     return {"allocd": __version__, "python": platform.python_version(), "system": platform.release()}
 
 
-def _not_the_batch_process() -> str | None:
+def _not_the_batch_process() -> tuple[str, ...]:
     """Slurm's early signal reaches only the batch script's own process: say so when that is not us."""
     if os.environ.get("ENVIRONMENT") != "BATCH" or "SLURM_JOB_ID" not in os.environ:
-        return None
+        return ()
     try:
         with open(f"/proc/{os.getppid()}/comm", encoding="utf-8") as file:
             parent = file.read().strip()
     except OSError:
-        return None
+        return ()
     if parent.startswith("slurmstepd"):
-        return None
-    return (
+        return ()
+    text = (
         f"allocctl is a child of {parent!r}, not the batch script's own process: Slurm's signals to the script do not "
         "reach it. Start it with `exec allocctl run ...` as the script's last line"
     )
+    return (text,)

@@ -22,7 +22,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from supervisor.core import commands as cmd
@@ -71,7 +71,7 @@ class Engine:
         *,
         report: Reporter = lambda record, state: None,
         clock: EndTimeReader | None = None,
-        warning: str | None = None,
+        notes: Sequence[str] = (),
         cwd: str | None = None,
     ) -> None:
         self.layout = layout
@@ -81,7 +81,7 @@ class Engine:
         self._opening = opening
         self._report = report
         self._clock = clock
-        self._warning = warning
+        self._notes = notes
         self._stops: list[str] = []
         self._cwd = cwd or os.getcwd()
         self._inbox: deque[ev.Event] = deque()
@@ -144,8 +144,8 @@ class Engine:
         self.post(self._opening)
         for name in self._stops:
             self.post(ev.StopRequested(name))
-        if self._warning:
-            self.post(ev.Noted(self._warning))
+        for text in self._notes:
+            self.post(ev.Noted(text))
         self._busy = False
         self._drain()
 

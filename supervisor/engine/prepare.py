@@ -23,6 +23,7 @@ from supervisor.core.artifacts import instances
 from supervisor.core.layout import AGENT, PLAN_COPY, SHELL, Layout
 from supervisor.core.plan import Plan
 from supervisor.engine.looker import contract_directory
+from supervisor.engine.markers import note_path
 
 MAX_RUNS: Final = 10_000  # further runs in one allocation
 
@@ -33,10 +34,12 @@ class Unfit(Exception):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that may start. `lock` keeps a marker outside of the run directory from being used by two living runs."""
+    """A run that may start. `lock` keeps a marker outside of the run directory from being used by two living runs;
+    `notes` are sentences for the journal."""
 
     layout: Layout
     lock: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def layout_for(plan: Plan, base: str, attempt: str, jobid: str, nodes: tuple[str, ...]) -> Layout:
@@ -56,7 +59,8 @@ def prepare(plan: Plan, plan_text: str, base: str, attempt: str, jobid: str, nod
         _write(layout.at(SHELL), Path(agent.__path__[0], SHELL).read_bytes())
         _make_contract_directories(layout)
         _refuse_existing(layout)
-        return Prepared(layout, _claim_marker(layout))
+        lock = _claim_marker(layout)
+        return Prepared(layout, lock, () if lock is None else _set_aside_old_marker(layout))
     except OSError as error:
         raise Unfit(
             f"{error.filename or run_dir}: {error.strerror or error}: choose another place with --dir"
@@ -124,6 +128,18 @@ def _claim_marker(layout: Layout) -> int | None:
             raise Unfit(f"the marker {marker} is used by a run that lives: name another one (marker.path)") from error
         raise
     return descriptor
+
+
+def _set_aside_old_marker(layout: Layout) -> tuple[str, ...]:
+    """A marker, or a note of a failed part, that is there before the run is of an earlier attempt (a requeued job keeps
+    its id). Scripts write markers that name no attempt, so it would be believed: it is renamed, which loses nothing."""
+    notes = []
+    for path in (layout.marker, str(note_path(layout.marker))):
+        aside = f"{path}.before.{layout.run_id}"
+        if os.path.basename(path) in os.listdir(os.path.dirname(path)):
+            os.rename(path, aside)
+            notes.append(f"{path} was there before the run: it is of an earlier attempt, and is now {aside}")
+    return tuple(notes)
 
 
 def local_attempt() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,11 +45,11 @@ def drive(
     *,
     client: SlurmClient | None = None,
     report: Reporter | None = None,
-    warning: str | None = None,
+    notes: Sequence[str] = (),
 ) -> Outcome:
     """Run the plan of `layout` to its end in an event loop of its own. Raises OSError when the journal cannot be
     made."""
-    return asyncio.run(_drive(layout, launcher, opening, client, report, warning))
+    return asyncio.run(_drive(layout, launcher, opening, client, report, notes))
 
 
 class _Clock:
@@ -68,13 +69,13 @@ async def _drive(
     opening: ev.RunOpened,
     client: SlurmClient | None,
     report: Reporter | None,
-    warning: str | None,
+    notes: Sequence[str],
 ) -> Outcome:
     use_pidfd_watcher()
     loop = asyncio.get_running_loop()
     clock = _Clock(client) if client is not None else None
     extra: dict[str, Any] = {} if report is None else {"report": report}
-    engine = Engine(layout, launcher, opening, clock=clock, warning=warning, **extra)
+    engine = Engine(layout, launcher, opening, clock=clock, notes=notes, **extra)
     for number, name in STOPPING.items():
         loop.add_signal_handler(number, engine.request_stop, name)
     try:
