@@ -37,7 +37,11 @@ demo: $(STAMP)
 	sh config/demo.sh
 
 bench: $(STAMP)
-	$(VENV)/bin/python -m tests.bench $(ARGS)
+	@for file in tests/bench/*_bench.py; do \
+	    module=tests.bench.$$(basename "$$file" .py); \
+	    echo "$(VENV)/bin/python -m $$module $(ARGS)"; \
+	    $(VENV)/bin/python -m "$$module" $(ARGS) || exit; \
+	done
 
 # The name that people type.
 .PHONY: $(VENV)

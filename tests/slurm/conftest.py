@@ -23,8 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _whole_again(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After a test that used the cluster: faults are mended and jobs ended, so that no test hurts the
-    next."""
+    """After a test that used the cluster: faults are mended and jobs ended, so that none hurts the next."""
     yield
     if "cluster" in request.fixturenames:
         cluster: Cluster = request.getfixturevalue("cluster")
