@@ -26,7 +26,6 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("plan", nargs="?", help="the plan, a TOML file")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--schema", action="store_true", help="print the JSON Schema of plans and exit")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -218,7 +218,7 @@ def preexisting(instance: Instance, root: Path, values: Mapping[str, str]) -> tu
         with _opened(root, values) as directory:
             found.update(match.path for match in walk.outputs(directory, parts))
     except OSError as error:
-        walk.trouble(str(root), error)
+        walk.trouble("", error)
     return (*sorted(found), *walk.problems)
 
 

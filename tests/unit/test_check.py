@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from supervisor.cli import check
 from supervisor.cli.plans import key_lines, load_plan
 from supervisor.core import codes
-from supervisor.core.plan import PlanErrors, join
+from supervisor.core.plan import PlanErrors, join, schema
 
 GOOD = """\
 [job]
@@ -192,6 +193,15 @@ def test_every_key_has_its_line(data: dict[str, dict[str, str]]) -> None:
             text += f"{json.dumps(key)} = {multi if len(value) % 2 else json.dumps(value)} # [{key!a}\n"
     assert tomllib.loads(text) == data
     assert key_lines(text) == where
+
+
+PLANS = sorted((Path(__file__).parents[2] / "config" / "plans").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.name)
+def test_the_plans_that_come_with_us_are_good(path: Path) -> None:
+    assert load_plan(path).size > 1
+    assert jsonschema.Draft202012Validator(schema()).is_valid(tomllib.loads(path.read_text()))
 
 
 # ----------------------------------------------------------------------------------------------------------- check

@@ -436,9 +436,7 @@ def test_a_root_that_became_a_link_is_refused(tmp_path: Path) -> None:
     finding = check(json_file(), run_dir / "results", {"run_dir": str(run_dir)})
     assert finding.answer == "pending"
     assert finding.problems[0] == f"{run_dir}/results: Not a directory"
-    assert preexisting(json_file(), run_dir / "results", {"run_dir": str(run_dir)}) == (
-        f"{run_dir}/results: Not a directory",
-    )
+    assert preexisting(json_file(), run_dir / "results", {"run_dir": str(run_dir)}) == (".: Not a directory",)
 
 
 def test_links_on_the_way_to_the_plans_own_directories_are_the_sites(tmp_path: Path) -> None:
@@ -570,13 +568,66 @@ def test_a_fault_of_ours_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("pattern", ["out/r.json", "**/*.json", "missing/*/x", "out/link/x", "*"])
 def test_no_descriptor_is_left_open(tmp_path: Path, pattern: str) -> None:
-    put(tmp_path, "out/r.json")
-    put(tmp_path, "out/half.json", "{")
-    link(tmp_path / "out", "nowhere", "link")
+    root = tmp_path / "a" / "b"
+    put(root, "out/r.json")
+    put(root, "out/half.json", "{")
+    link(root / "out", "nowhere", "link")
     held = set(os.listdir("/proc/self/fd"))
-    look(tmp_path, json_file(pattern))
-    before(tmp_path, json_file(pattern))
+    for place in (root, root / "missing", root / "out" / "link"):
+        check(json_file(pattern), place, {"run_dir": str(tmp_path)})
+        preexisting(json_file(pattern), place, {"run_dir": str(tmp_path)})
     assert set(os.listdir("/proc/self/fd")) == held
+
+
+@pytest.mark.parametrize("path", ["r.json", "out/r.json", "*/r.json"])
+@pytest.mark.parametrize("root", ["", "later", "out/later"])
+def test_only_names_that_a_listing_showed_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str, path: str
+) -> None:
+    """A name that is looked for and missing stays missing on a network file system, for up to a minute."""
+    put(tmp_path, "out/other.json")
+    asked: list[str] = []
+
+    def recording(call: Callable[..., Any]) -> Callable[..., Any]:
+        def record(name: Any, *args: Any, **kwargs: Any) -> Any:
+            asked.append(str(name))
+            return call(name, *args, **kwargs)
+
+        return record
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", recording(os.open))
+        patch.setattr(os, "stat", recording(os.stat))
+        check(json_file(path), tmp_path / root, {"run_dir": str(tmp_path)})
+    assert set(asked) <= {str(tmp_path), "out", "other.json"}
+    assert str(tmp_path) in asked
+
+
+@pytest.mark.parametrize("what", [json_file("r.bin"), instance("r.bin")], ids=["json", "any"])
+def test_a_file_that_is_read_cut_short_is_pending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: Instance
+) -> None:
+    """Seen on a network file system: the status tells the new size, and reading ends before it."""
+    put(tmp_path, "r.bin", "[1, 2]")
+    original = os.fstat
+
+    def fstat(descriptor: int) -> os.stat_result:
+        fields = list(original(descriptor))
+        fields[6] += 2  # st_size
+        return os.stat_result(fields)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", fstat)
+        finding = look(tmp_path, what)
+    assert (finding.answer, finding.files) == ("pending", ())
+    assert "being written" in finding.problems[0]
+
+
+def test_a_file_that_matches_in_two_ways_is_told_once(tmp_path: Path) -> None:
+    put(tmp_path, "a/a/r.json", "")
+    what = json_file("**/a/**/r.json")
+    assert look(tmp_path, what).problems == ("a/a/r.json: found an empty file; expected content",)
+    assert before(tmp_path, what) == ("a/a/r.json",)
 
 
 # ------------------------------------------------------------------------------------------------- before the run
