@@ -302,6 +302,12 @@ def test_a_wait_gives_up_after_the_process(script: Script) -> None:
     assert "absent" in done.stderr
 
 
+def test_a_process_that_nobody_waited_for_is_gone(script: Script) -> None:
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert script(f"allocd_marker_wait {process.pid}", ALLOCD_MARKER_TIMEOUT="20").returncode == 1
+
+
 def test_the_second_look_finds_what_became_visible_late(script: Script) -> None:
     late = "true & p=$!; wait $p; (sleep 0.3; allocd_marker_publish 9) & allocd_marker_wait $p"
     assert script(late, ALLOCD_MARKER_RECHECK="20").returncode == 9
