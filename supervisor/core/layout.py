@@ -12,6 +12,7 @@ RUN_DIR/                made exclusively, one per run
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -63,8 +64,10 @@ class Layout:
         )
 
     def step_name(self, rank: int) -> str:
-        """The step's name: unique in the allocation, so that a run never touches another's steps."""
-        return f"allocd-{self.run_id}-r{rank}"
+        """The step's name, by which a run finds its own steps and no other's. A run's id is unique in its base
+        directory only: with another `--dir`, a second run in the allocation has the same one. Hence a piece of the
+        nonce."""
+        return f"allocd-{self.run_id}-{self.nonce[:8]}-r{rank}"
 
     def tag(self, rank: int) -> str:
         """What every process of the rank carries in its environment, and a search of the node looks for."""
@@ -89,6 +92,7 @@ class Layout:
             "ALLOCD_NODES": ",".join(self.nodes),
             "ALLOCD_COORDINATOR_NODE": values.get("coordinator_node", ""),
             "ALLOCD_MARKER": self.marker,
+            "ALLOCD_MARKER_RECHECK": str(math.ceil(self.plan.marker.recheck)),
             "ALLOCD_SH": self.at(SHELL),
             "ALLOCD_TAG": self.tag(rank),
         }
