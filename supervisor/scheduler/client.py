@@ -93,14 +93,16 @@ class SlurmClient:
         """Ask Slurm to send a signal (`TERM`) to every task of a step (`123.0`).
 
         True says that the request was taken, not that anything received it: scancel also ends with 0 for a
-        step that is already gone.
+        step that is already gone. By itself scancel asks every node of the *job*, and ends with 225 ("Invalid job
+        id") when one of them does not have the step (22.05), although the step's own nodes were reached; the
+        controller (`--ctld`) asks these only.
         """
         if not _is_step(parse_job_id(step)):
             raise ValueError(f"{step!r} is no step that can be signalled: expected JOB.NUMBER")
         if not re.fullmatch(r"[A-Z][A-Z0-9]{1,9}", signame):
             raise ValueError(f"{signame!r} is no signal's name")
         cluster = [f"--clusters={self._cluster}"] if self._cluster else []
-        printed = await self.run(["scancel", *cluster, f"--signal={signame}", step])
+        printed = await self.run(["scancel", *cluster, "--ctld", f"--signal={signame}", step])
         return printed.returncode == 0
 
     async def _ask(self, source: Source, jobid: str, argv: Sequence[str]) -> Answer:

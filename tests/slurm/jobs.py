@@ -75,7 +75,9 @@ def await_files(name: str, *ranks: int) -> str:
 
 
 UP: Final = touch("up")
-SLEEP: Final = "sleep 1000 & wait"  # a shell's trap runs at once: `wait` returns, a sleep in the foreground would not
+SLEEP: Final = "while :; do sleep 1000 & wait; done"
+"""Shell: sleep until a trap ends it. The trap runs at once, for `wait` returns where a sleep in the foreground would not,
+and it runs though the sleep gets the signal first."""
 SERVE: Final = sh(f"trap '{touch('ended')}; exit 0' TERM; {UP}; {SLEEP}")
 """A worker as it should be: says `up`, and on TERM says `ended` and exits 0."""
 
@@ -106,11 +108,22 @@ class Run:
     jobid: int
     base: Path
     process: subprocess.Popen[bytes] | None = None  # the engine, where the test started it
+    _found: list[Path] = field(default_factory=list)
 
     @property
     def directory(self) -> Path:
         """The run directory. Waits for the journal in it: a run without one has not begun."""
-        return until(lambda: list(self.base.glob("*/journal.jsonl")), f"a run in {self.base}")[0].parent
+        if not self._found:
+            self._found = until(self._find, f"a run in {self.base}{self}")
+        return self._found[0]
+
+    def _find(self) -> list[Path]:
+        opened = {path.parent: path.read_bytes().partition(b"\n") for path in self.base.glob("*/journal.jsonl")}
+        return [
+            directory
+            for directory, (line, complete, _) in opened.items()
+            if complete and (self.process is None or json.loads(line)["pid"] == self.process.pid)
+        ]
 
     @property
     def engine(self) -> int:
@@ -268,12 +281,15 @@ class Jobs:
         path.write_text("".join(f"{key} = {toml(value)}\n" for key, value in data.items()))
         return path
 
-    def submit(self, plan: Path, *options: str, nodes: int = 4, before: str = "", arguments: str = "") -> Run:
-        """Submit a batch script that execs `allocctl run`. `before` is put before that line, `options` are sbatch's,
-        `arguments` are for allocctl."""
+    def submit(
+        self, plan: Path, *options: str, nodes: int = 4, before: str = "", after: str = "", arguments: str = ""
+    ) -> Run:
+        """Submit a batch script that execs `allocctl run`. `before` is put before that line, `after` behind it (then
+        there is no exec), `options` are sbatch's, `arguments` are for allocctl."""
         base = self._base()
-        command = f"exec {ALLOCCTL} run {arguments} --dir {shlex.quote(str(base))} {shlex.quote(str(plan))}"
-        script = self._script(f"{before}\n{command}\n")
+        how = "" if after else "exec "
+        command = f"{how}{ALLOCCTL} run {arguments} --dir {shlex.quote(str(base))} {shlex.quote(str(plan))}"
+        script = self._script(f"{before}\n{command}\n{after}\n")
         return self._keep(Run(self, self._sbatch(script, nodes, options), base))
 
     def hold(self, nodes: int = 4, *options: str) -> Allocation:
