@@ -412,8 +412,8 @@ def test_one_mistake_in_a_field_rule(rule: Any, key: str, found: str, expected: 
 
 def test_a_wrong_name_does_not_make_its_ranks_missing() -> None:
     data = small()
-    data["roles"]["the server"] = data["roles"].pop("server")
-    assert complaints(data) == [PlanError('roles."the server"', '"the server"', NAME)]
+    data["roles"]["the client"] = data["roles"].pop("client")
+    assert complaints(data) == [PlanError('roles."the client"', '"the client"', NAME)]
 
 
 def test_a_rank_belongs_to_one_role() -> None:
