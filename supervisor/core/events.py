@@ -239,11 +239,13 @@ class MarkerPublished(Event):
 
 @dataclass(frozen=True)
 class MarkerFailed(Event):
-    """The marker could not be published (`blocked`: something that is no marker stands in its place)."""
+    """The marker could not be published (`blocked`: something that is no marker stands in its place), or, with `asked`,
+    the look that this question is for could not be made."""
 
     number: ClassVar[int] = 42
     error: str
     blocked: bool = False
+    asked: int = 0
 
 
 # --- artifacts and evidence --------------------------------------------------------------------------------------

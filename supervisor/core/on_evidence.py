@@ -8,12 +8,12 @@ from typing import Any
 from supervisor.core import artifacts, codes
 from supervisor.core import commands as cmd
 from supervisor.core import events as ev
-from supervisor.core.state import FINAL
+from supervisor.core.state import Failure
 from supervisor.core.turn import Turn
 
 
 def marker_read(turn: Turn, event: ev.MarkerRead) -> None:
-    marker = replace(turn.state.marker, found=event.found, note=event.note or turn.state.marker.note)
+    marker = replace(turn.state.marker, found=event.found, note=turn.state.marker.note or event.note)
     turn.change(marker=marker)
     if turn.ending:
         return
@@ -22,7 +22,7 @@ def marker_read(turn: Turn, event: ev.MarkerRead) -> None:
     if said or (answered and marker.note):
         coordinator_said(turn, said or marker.note or 0, "published" if said else "noted")
     elif answered:
-        coordinator_done(turn)
+        open_windows(turn)
     elif said == 0:
         turn.change(declared=True)
         for rank in turn.state.ranks:
@@ -31,17 +31,15 @@ def marker_read(turn: Turn, event: ev.MarkerRead) -> None:
 
 
 def coordinator_said(turn: Turn, code: int, verb: str) -> None:
-    turn.clear_timers("marker")
-    turn.change(reading=0)
     number = turn.plan.coordinator
     who = "the run's script" if number is None else f"rank {number} ({turn.rank(number).role}), the coordinator,"
     turn.fail(turn.failure(number, "marker", code, f"{who} {verb} code {code}"))
 
 
-def coordinator_done(turn: Turn) -> None:
-    """The coordinator ended with zero and noted nothing else: what is promised may now come."""
+def open_windows(turn: Turn) -> None:
+    """The work is done, and marker and note say nothing else: what is still promised must come now."""
     turn.clear_timers("marker")
-    turn.change(reading=0, settling=True)
+    turn.change(reading=0)
     if all(item.final for item in turn.state.contracts):
         return
     contracts = tuple(item if item.final else artifacts.open_window(item) for item in turn.state.contracts)
@@ -55,14 +53,30 @@ def marker_published(turn: Turn, event: ev.MarkerPublished) -> None:
     status = replace(turn.state.marker, status="published", code=event.code, outcome=event.outcome, error=None)
     turn.change(marker=status)
     decision = turn.state.decision
-    if decision and event.code != decision.exit:
-        turn.note(f"the marker says {event.code}, published earlier; the run ends with {decision.exit}")
+    if decision is None or event.code == decision.exit:
+        return
+    turn.note(f"the marker says {event.code}, published earlier; the run was to end with {decision.exit}")
+    if decision.reason == "completed":
+        text = f"the marker says {event.code}, published before the supervisor could publish {decision.exit}"
+        take_back(turn, turn.failure(turn.plan.coordinator, "marker", event.code, text))
+
+
+def take_back(turn: Turn, failure: Failure) -> None:
+    """A completed run is not completed after all: its ranks still end in order, with the failure's code."""
+    decision = turn.state.decision
+    assert decision is not None  # noqa: S101 - only called after one
+    turn.change(failures=(*turn.state.failures, failure), decision=replace(decision, exit=failure.code))
 
 
 def marker_failed(turn: Turn, event: ev.MarkerFailed) -> None:
-    turn.clear_timers("marker")
-    coordinator = turn.state.coordinator
-    if event.blocked and coordinator is not None and coordinator.phase not in ("gone", *FINAL):
+    """It could not be read, or not be published: before the decision nothing is ever published."""
+    if event.asked or not turn.ending:
+        if 0 < turn.state.reading <= (event.asked or turn.state.seq):
+            marker_trouble(turn, event.error)
+        else:
+            turn.note(f"a look at the marker failed: {event.error}")
+    elif event.blocked and not turn.state.coordinator_gone:
+        turn.clear_timers("marker")
         turn.change(marker=replace(turn.state.marker, status="blocked", error=event.error))
     else:
         marker_trouble(turn, event.error)
@@ -70,22 +84,31 @@ def marker_failed(turn: Turn, event: ev.MarkerFailed) -> None:
 
 def marker_trouble(turn: Turn, error: str) -> None:
     """Nobody can be told how the run ended, or what a script noted: no success may be claimed."""
-    turn.change(marker=replace(turn.state.marker, status="failed", error=error), reading=0)
-    failure = turn.failure(turn.plan.coordinator, "marker", codes.FAULT, f"marker: {error}", origin="allocd")
-    if turn.ending:
-        turn.change(failures=(*turn.state.failures, failure))
-    else:
+    turn.clear_timers("marker")
+    turn.change(marker=replace(turn.state.marker, status="failed", error=error))
+    failure = turn.failure(None, "marker", codes.FAULT, f"marker: {error}", origin="allocd")
+    decision = turn.state.decision
+    if decision is None:
         turn.fail(failure)
+    elif decision.reason == "completed" and not turn.state.failures:
+        take_back(turn, failure)
+    else:
+        turn.note(failure.text)
 
 
 def artifact_seen(turn: Turn, event: ev.ArtifactSeen) -> None:
     finding = artifacts.Finding.from_dict(
         {"contract": event.contract, "answer": event.answer, "problems": event.problems, "files": event.files}
     )
-    contracts = tuple(
-        artifacts.observe(item, finding) if item.contract == event.contract and not item.final else item
-        for item in turn.state.contracts
-    )
+    if event.contract not in (item.contract for item in turn.state.contracts):
+        raise turn.illegal(f"there is no contract {event.contract}")
+    try:
+        contracts = tuple(
+            artifacts.observe(item, finding) if item.contract == event.contract and not item.final else item
+            for item in turn.state.contracts
+        )
+    except artifacts.IllegalArtifactEvent as error:
+        raise turn.illegal(str(error)) from error
     turn.change(contracts=contracts)
 
 
@@ -107,9 +130,8 @@ def collected(turn: Turn, event: ev.Collected) -> None:
 
 
 def expire(turn: Turn, reason: Any) -> None:
-    """What is still open after the last look is late; why, says which window closed."""
+    """What is still open after the last look is late; why, says which window closed. A deadline waits for nobody."""
     contracts = tuple(item if item.final else artifacts.expire(item, reason) for item in turn.state.contracts)
     turn.change(contracts=contracts)
-    bad = turn.broken_contracts()
-    if reason == "deadline" and bad:
-        turn.fail(turn.artifact_failure(bad[0]), "deadline")
+    if reason == "deadline":
+        turn.fail_contract()

@@ -43,13 +43,14 @@ def opened(turn: Turn, event: ev.RunOpened) -> None:
         turn.set_timer("artifacts", plan.deadlines.artifacts)
     for rank in ranks:
         turn.ask(cmd.StartStep(rank.rank))
+        turn.set_timer(f"hello:{rank.rank}", plan.deadlines.hello)
 
 
 def time_limit_known(turn: Turn, event: ev.TimeLimitKnown) -> None:
     turn.change(end_at=event.end_at, end_utc=event.end_utc)
     if turn.ending:
         return
-    left = event.end_at - turn.now
+    left = max(0.0, event.end_at - turn.now)
     budget = turn.state.budget
     if budget > left / 2:
         turn.note(
@@ -57,14 +58,19 @@ def time_limit_known(turn: Turn, event: ev.TimeLimitKnown) -> None:
             f"the stop begins {left / 2:.0f} s before the limit; ask Slurm for more time or shorten the plan's graces"
         )
         budget = left / 2
-    turn.set_timer("time_limit", max(0.0, left - budget))
+    turn.set_timer("time_limit", left - budget)
 
 
 def stop_requested(turn: Turn, event: ev.StopRequested) -> None:
+    """The first request ends the run in order, the second at once. Slurm's early signal is no request: somebody who
+    has asked for an orderly stop already keeps the time for it."""
+    again = bool(turn.state.stop_signals)
     turn.change(stop_signals=(*turn.state.stop_signals, event.signal))
-    if len(turn.state.stop_signals) > 1:
+    if event.signal == "USR1":
+        time_limit(turn, "")
+    elif again:
         kill_everything(turn)
-    elif event.signal == "USR1" or (event.signal == "TERM" and near_the_limit(turn)):
+    elif event.signal == "TERM" and near_the_limit(turn):
         time_limit(turn, "")
     else:
         code = codes.CANCELLED if event.signal == "INT" else codes.STOPPED
@@ -78,20 +84,18 @@ def near_the_limit(turn: Turn) -> bool:
 
 
 def kill_everything(turn: Turn) -> None:
-    """The second request: no grace for anybody; the receipt is still written."""
-    if not turn.ending:
-        code = codes.CANCELLED if turn.state.stop_signals[-1] == "INT" else codes.STOPPED
-        turn.fail(turn.failure(None, "stop", code, "told to stop twice", origin="allocd"), "stop_requested")
+    """No grace for anybody; the receipt is still written. Asking again makes nothing slower."""
     decision = turn.state.decision
-    assert decision is not None  # noqa: S101 - decided just now at the latest
+    assert decision is not None  # noqa: S101 - the first request decided, if nothing had before
     for rank in turn.state.ranks:
-        if rank.phase in TALKING and rank.phase != "gone":
-            turn.change_rank(rank.rank, stop=rank.stop or decision.reason, exit=rank.exit or decision.exit)
-            turn.ask(cmd.KillRank(rank.rank, rank.exit or decision.exit))
-            turn.set_timer(f"stop:{rank.rank}", KILL_MARGIN)
-        elif rank.phase == "spawned":
+        if rank.phase == "spawned":
             turn.change_rank(rank.rank, stop=rank.stop or decision.reason)
             turn.kill_step(rank.rank)
+        elif rank.phase in TALKING and rank.phase != "gone" and not (rank.hurried or rank.killed_step):
+            code = decision.exit if rank.exit is None else rank.exit
+            turn.change_rank(rank.rank, stop=rank.stop or decision.reason, exit=code, hurried=True)
+            turn.ask(cmd.KillRank(rank.rank, code))
+            turn.set_timer(f"stop:{rank.rank}", KILL_MARGIN)
 
 
 def noted(turn: Turn, event: ev.Noted) -> None:
@@ -99,5 +103,9 @@ def noted(turn: Turn, event: ev.Noted) -> None:
 
 
 def engine_fault(turn: Turn, event: ev.EngineFault) -> None:
+    """Before the decision it ends the run; after it, nobody can vouch for a success any more."""
     turn.note(f"fault: {event.text}")
-    turn.fail(turn.failure(None, "fault", codes.FAULT, event.text, origin="allocd"))
+    if turn.ending:
+        turn.doubt(f"fault of allocd itself: {event.text}")
+    else:
+        turn.fail(turn.failure(None, "fault", codes.FAULT, event.text, origin="allocd"))

@@ -26,6 +26,7 @@ def start_ranks(turn: Turn) -> bool:
     for number in ready:
         turn.change_rank(number, phase="launching")
         turn.ask(cmd.StartRank(number))
+        turn.set_timer(f"launch:{number}", turn.plan.deadlines.hello)
     return bool(ready)
 
 
@@ -39,18 +40,23 @@ def all_running(turn: Turn) -> bool:
     return True
 
 
+def nothing_to_wait_for(turn: Turn) -> bool:
+    """`finish = "artifacts"`: every contract has come to its end, or nobody is left who could still write."""
+    if turn.plan.finish != "artifacts" or turn.state.phase not in ("starting", "running"):
+        return False
+    left = any(rank.phase not in ("gone", *FINAL) for rank in turn.state.ranks)
+    if left and any(not contract.final for contract in turn.state.contracts):
+        return False
+    turn.settle()
+    return True
+
+
 def contracts_done(turn: Turn) -> bool:
-    """Every contract has come to its end, and nobody else's end is waited for: the run is decided."""
-    alone = turn.plan.finish == "artifacts" and turn.state.phase in ("starting", "running")
-    if turn.ending or not (turn.state.settling or alone):
+    """The work is done and every contract has come to its end: the run is decided."""
+    if not turn.state.work_done or any(not contract.final for contract in turn.state.contracts):
         return False
-    if any(not contract.final for contract in turn.state.contracts):
-        return False
-    bad = turn.broken_contracts()
-    if not bad:
+    if not turn.fail_contract():
         turn.decide("completed", codes.OK)
-    else:
-        turn.fail(turn.artifact_failure(bad[0]), "artifacts_invalid")
     return True
 
 
@@ -61,22 +67,19 @@ def next_tier(turn: Turn) -> bool:
         return False
     if decision.reason == "completed" and turn.state.marker.status in ("publishing", "blocked"):
         return False
-    coordinator = turn.state.coordinator
-    tier_is_up = decision.reason in COORDINATOR_FIRST and coordinator and coordinator.phase not in (*FINAL, "gone")
-    todo = [rank.rank for rank in turn.state.ranks if rank.stop is None and rank.phase not in FINAL]
-    if tier_is_up or not todo:
+    if decision.reason in COORDINATOR_FIRST and not turn.state.coordinator_gone:
         return False
+    todo = [rank.rank for rank in turn.state.ranks if rank.stop is None and rank.phase not in FINAL]
     turn.stop_now(todo)
-    return True
+    return bool(todo)
 
 
 def retry_marker(turn: Turn) -> bool:
     """Something that is no marker stood in its place; with the coordinator gone it may be replaced."""
-    coordinator = turn.state.coordinator
-    gone = coordinator is None or coordinator.phase in ("gone", *FINAL)
-    if turn.state.marker.status != "blocked" or not gone or turn.state.decision is None:
+    decision = turn.state.decision
+    if decision is None or turn.state.marker.status != "blocked" or not turn.state.coordinator_gone:
         return False
-    turn.publish(turn.state.decision.exit)
+    turn.publish(decision.exit)
     return True
 
 
@@ -87,20 +90,24 @@ def release(turn: Turn) -> bool:
         code = step_code(turn, rank)
         turn.change_rank(rank.rank, released=True, exit=code)
         turn.ask(cmd.ReleaseStep(rank.rank, code))
-        turn.clear_timers(f"stop:{rank.rank}", f"silence:{rank.rank}")
-        turn.set_timer(f"release:{rank.rank}", RELEASE_LIMIT)
+        if not rank.killed_step:
+            turn.set_timer(f"release:{rank.rank}", RELEASE_LIMIT)
     return bool(todo)
 
 
 def step_code(turn: Turn, rank: RankState) -> int:
-    failed = next((f for f in turn.state.failures if f.rank == rank.rank and f.what != "marker"), None)
-    decision = turn.state.decision
+    """What a step ends with: what it was told when it was stopped; a rank that failed, or ended while the run went on,
+    with its own code; a worker that ended because the work was done, with the marker's."""
     if rank.exit is not None:
         return rank.exit
-    if turn.state.declared and not failed:
+    failed = next((f for f in turn.state.failures if f.rank == rank.rank and f.what in ("exit", "signal")), None)
+    if failed is not None:
+        return failed.code
+    if turn.state.declared:
         return codes.OK
-    if failed is not None or decision is None or rank.rank == turn.plan.coordinator:
-        return failed.code if failed else (rank.end.native if rank.end else codes.OK)
+    decision = turn.state.decision
+    if decision is None or not rank.critical or rank.rank == turn.plan.coordinator:
+        return rank.end.native if rank.end else codes.OK
     return decision.exit
 
 
@@ -119,6 +126,7 @@ def all_over(turn: Turn) -> bool:
 RULES: Final[tuple[Callable[[Turn], bool], ...]] = (
     start_ranks,
     all_running,
+    nothing_to_wait_for,
     contracts_done,
     next_tier,
     retry_marker,

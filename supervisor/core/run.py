@@ -40,10 +40,11 @@ __all__ = ["IllegalEvent", "fold", "step"]
 def step(state: RunState, record: ev.Record) -> tuple[RunState, list[cmd.Command]]:
     """The next state and what to do now. Raises IllegalEvent; `state` is unchanged then (it is frozen)."""
     turn = Turn(state, record)
-    turn.permit(record.event)
-    HANDLERS[type(record.event)](turn, record.event)
+    if turn.permit(record.event):
+        HANDLERS[type(record.event)](turn, record.event)
     while turn.state.phase != "new" and any(rule(turn) for rule in RULES):
         pass
+    turn.drop_timers()
     return turn.state, turn.commands
 
 

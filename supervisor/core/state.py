@@ -10,13 +10,19 @@ A rank's phases:
        |            |  (hello)    (start sent)   (exec done)  (main process ended)  (tree empty)   ^
        v            |                                                                              |
     withdrawn       +---- its srun ends without the agent's word: sweeping (look on the node) -----+
-    (stop decided before the step was made)                  abandoned: srun itself cannot be ended
+    (stop decided before the step was made)
+
+    abandoned: a srun that cannot be ended, or a step of which nobody says whether it was made
 
 A run's phases:
 
     new -> starting -> running -> settling -> stopping -> collecting -> ended
-                                  (coordinator ended 0;      (decided)
-                                   contracts still open)
+                                  (the work seems    (decided)
+                                   done: marker, note
+                                   and open contracts)
+
+Every wait has a deadline. Those of a rank hang on its phase: GUARDS says which timers guard which phases, and a timer
+is dropped with the last of its phases.
 """
 
 from __future__ import annotations
@@ -32,29 +38,32 @@ from supervisor.core.plan import Plan
 
 # --- tables ------------------------------------------------------------------------------------------------------
 
-LIVE: Final = frozenset(
-    {"issued", "withdrawn", "spawned", "ready", "launching", "running", "ending", "gone", "sweeping"}
-)
-"""Phases in which something of the rank may still exist; the other two are final."""
-
 TALKING: Final = frozenset({"ready", "launching", "running", "ending", "gone"})
 """Phases in which an agent answers."""
 
 FINAL: Final = frozenset({"over", "abandoned"})
 
 SAME: Final = ""
+LATE: Final = "late"
+"""Legal, and without consequence: nothing is expected of the rank any more."""
 
 RANK_TABLE: Final[Mapping[type[ev.Event], Mapping[str, str]]] = {
-    ev.StepSpawned: {"issued": "spawned", "withdrawn": "spawned"},
-    ev.StepRefused: {"issued": "over", "withdrawn": "over"},
-    ev.Hello: {"spawned": "ready"},
-    ev.RankStarted: {"launching": "running"},
-    ev.RankRefused: {"launching": "ending"},
-    ev.RankEnded: {"running": "ending"},
-    ev.TreeGone: {"ready": "gone", "launching": "gone", "ending": "gone"},
-    ev.AgentSignalled: dict.fromkeys(TALKING, SAME),
+    ev.StepSpawned: {"issued": "spawned", "withdrawn": "spawned", "abandoned": "spawned"},
+    ev.StepRefused: {"issued": "over", "withdrawn": "over", "abandoned": "over"},
+    ev.Hello: {"spawned": "ready", "abandoned": LATE},
+    ev.RankStarted: {"launching": "running", "abandoned": LATE},
+    ev.RankRefused: {"launching": "ending", "abandoned": LATE},
+    ev.RankEnded: {"running": "ending", "abandoned": LATE},
+    ev.TreeGone: {
+        "ready": "gone",
+        "launching": "gone",
+        "running": "gone",  # given up: a process that survives KILL
+        "ending": "gone",
+        "abandoned": LATE,
+    },
+    ev.AgentSignalled: {**dict.fromkeys(TALKING, SAME), "abandoned": LATE},
     ev.RankSilent: dict.fromkeys(TALKING, SAME),
-    ev.RankHeard: dict.fromkeys(TALKING, SAME),
+    ev.RankHeard: {**dict.fromkeys(TALKING, SAME), "abandoned": LATE},
     ev.StepEnded: {
         "spawned": "over",
         "ready": "over",
@@ -68,6 +77,7 @@ RANK_TABLE: Final[Mapping[type[ev.Event], Mapping[str, str]]] = {
 }
 
 BEFORE_THE_END: Final = frozenset({"starting", "running", "settling", "stopping", "collecting"})
+"""Phases in which the run takes events; those of ranks too."""
 ALWAYS: Final = BEFORE_THE_END | {"new", "ended"}
 
 RUN_TABLE: Final[Mapping[type[ev.Event], frozenset[str]]] = {
@@ -94,6 +104,18 @@ COORDINATOR_FIRST: Final = frozenset({"stop_requested", "deadline", "time_limit"
 """Stops that end the coordinator before the workers, so that its last measurement sees living engines. After a failure
 every rank is stopped at once, and in the other cases the coordinator has ended already."""
 
+GUARDS: Final[Mapping[str, frozenset[str]]] = {
+    "hello": frozenset({"issued", "spawned"}),
+    "launch": frozenset({"launching"}),
+    "silence": frozenset({"ready", "launching", "running", "ending"}),
+    "stop": frozenset({"ready", "launching", "running", "ending"}),
+    "release": frozenset({"gone"}),
+    "kill": frozenset({"withdrawn", "spawned", "ready", "launching", "running", "ending", "gone"}),
+    "sweep": frozenset({"sweeping"}),
+    "recheck": frozenset({"ending", "gone", "sweeping", *FINAL}),
+}
+"""Timers of a rank (`stop:3`), and the phases in which there is something for them to guard."""
+
 # --- limits of our own, in seconds; every wait has one ------------------------------------------------------------
 
 KILL_MARGIN: Final = 10.0  # an agent kills its tree at the end of the grace; later than this we end its step
@@ -104,9 +126,17 @@ MARKER_LIMIT: Final = 10.0  # reading or writing the marker on a file system tha
 LOOK_LIMIT: Final = 30.0  # the last look at the artifacts
 COLLECT_MARGIN: Final = 5.0
 EARLY_SIGNAL: Final = 60.0  # Slurm may send its early signal this much before the time asked for (sbatch --signal)
+NEAR_LOSS: Final = 5.0  # a peer that ended so shortly before an agent vanished may have lost its connection to it
+NEAR_SIGNAL: Final = 1.0  # an agent tells its rank's end before a signal that came with it
+
+ENDING_SIGNALS: Final = frozenset({1, 2, 3, 15})
+"""HUP, INT, QUIT, TERM: by these an agent, and whatever else they are sent to, is asked to end."""
 
 
 # --- facts -------------------------------------------------------------------------------------------------------
+
+
+KILLED: Final = frozenset({SIGNAL_BASE + 9, SIGNAL_BASE + 15})
 
 
 @dataclass(frozen=True)
@@ -129,9 +159,9 @@ class End:
 
     @property
     def provisional(self) -> bool:
-        """Slurm's own terminal state may explain this end: death by TERM or KILL that we did not order, or any end
-        after somebody else signalled the agent."""
-        return not self.ordered and (self.outside is not None or self.signal in (9, 15))
+        """Slurm's own terminal state may explain this end: death by TERM or KILL that we did not order (a shell tells
+        its child's as 128 + N), or any end after somebody else asked the agent to end."""
+        return not self.ordered and (self.outside is not None or self.native in KILLED)
 
 
 @dataclass(frozen=True)
@@ -179,11 +209,12 @@ class RankState:
     started: bool = False
     end: End | None = None
     refused: str | None = None
-    outside: int | None = None  # the signal that the agent got from someone else
+    outside: int | None = None  # the signal by which someone else asked the agent to end
     silent: bool = False
     stop: str | None = None  # the reason of our stop order
     exit: int | None = None  # what its step was told to end with
     released: bool = False
+    hurried: bool = False  # its agent was told to kill: a second stop request has no grace
     killed_step: bool = False  # we ended its srun from outside: srun's code says nothing then
     suspect: Failure | None = None  # ended while the coordinator may just have finished: a second look is due
     returncode: int | None = None  # srun's
@@ -217,8 +248,9 @@ class RunState:
     deadlines: Mapping[str, float] = field(default_factory=dict)
     decision: Decision | None = None
     failures: tuple[Failure, ...] = ()
-    settling: bool = False  # the coordinator ended with zero, and marker and note say nothing else
-    reading: int = 0  # ... sequence number of its end while the look at marker and note is under way
+    reading: int = (
+        0  # settling: sequence number that the look at marker and note must answer; 0: they said nothing else
+    )
     look: int = 0  # sequence number that the last look at the artifacts must answer
     declared: bool = False  # the coordinator published 0 itself: ends of workers are no failures any more
     marker: MarkerState = field(default_factory=MarkerState)
@@ -242,6 +274,16 @@ class RunState:
     def coordinator(self) -> RankState | None:
         rank = self.plan.coordinator if self.plan else None
         return None if rank is None else self.ranks[rank]
+
+    @property
+    def work_done(self) -> bool:
+        """Whoever does the work has done it, as far as exit codes, marker and note tell: contracts may be open."""
+        return self.phase == "settling" and not self.reading
+
+    @property
+    def coordinator_gone(self) -> bool:
+        """No process of the coordinator is left, as far as can be known; or there is none."""
+        return self.coordinator is None or self.coordinator.phase in ("gone", *FINAL)
 
     @property
     def first_failure(self) -> Failure | None:

@@ -49,17 +49,32 @@ def last_look(turn: Turn, reason: str) -> None:
 
 def no_hello(turn: Turn, argument: str) -> None:
     number = int(argument)
-    limit = turn.plan.deadlines.hello
-    text = f"rank {number}: its step on {turn.rank(number).node} did not say hello within {limit:g} s"
+    rank, limit = turn.rank(number), turn.plan.deadlines.hello
+    if rank.phase == "issued":
+        what = "was not made"
+        turn.withdraw(number)
+    else:
+        what = "did not say hello"
+        turn.kill_step(number)
+    text = f"rank {number}: its step on {rank.node} {what} within {limit:g} s"
     turn.fail(turn.failure(number, "no_hello", codes.DEADLINE, text, origin="allocd"))
+
+
+def not_launched(turn: Turn, argument: str) -> None:
+    number = int(argument)
+    limit = turn.plan.deadlines.hello
+    text = f"rank {number}: its command on {turn.rank(number).node} was not executed within {limit:g} s"
     turn.kill_step(number)
+    turn.fail(turn.failure(number, "not_started", codes.DEADLINE, text, origin="allocd"))
 
 
 def rank_lost(turn: Turn, argument: str) -> None:
     number = int(argument)
-    text = f"rank {number}: its agent on {turn.rank(number).node} has been silent for too long"
-    turn.fail(turn.failure(number, "rank_lost", codes.FAILED, text, origin="allocd", provisional=True))
+    rank = turn.rank(number)
     turn.kill_step(number)
+    if rank.end is None:
+        text = f"rank {number}: its agent on {rank.node} has been silent for too long"
+        turn.fail(turn.failure(number, "rank_lost", codes.FAILED, text, origin="allocd", provisional=True))
 
 
 def recheck_over(turn: Turn, argument: str) -> None:
@@ -77,8 +92,10 @@ def step_overdue(turn: Turn, argument: str) -> None:
 
 def reap_overdue(turn: Turn, argument: str) -> None:
     number = int(argument)
+    made = turn.rank(number).phase != "withdrawn"
     turn.change_rank(number, phase="abandoned")
-    turn.doubt(f"rank {number}: its srun process could not be ended")
+    why = "its srun process could not be ended" if made else "nobody says whether its step was made"
+    turn.doubt(f"rank {number}: {why}")
 
 
 def sweep_overdue(turn: Turn, argument: str) -> None:
@@ -103,6 +120,7 @@ TIMERS: Final[dict[str, Callable[[Turn, str], None]]] = {
     "finalization": finalization_over,
     "late": expire,
     "hello": no_hello,
+    "launch": not_launched,
     "silence": rank_lost,
     "recheck": recheck_over,
     "stop": step_overdue,

@@ -7,7 +7,7 @@ has changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,13 +16,17 @@ from supervisor.core import commands as cmd
 from supervisor.core import events as ev
 from supervisor.core.plan import Plan
 from supervisor.core.state import (
+    BEFORE_THE_END,
     COORDINATOR_FIRST,
     FINAL,
+    GUARDS,
     KILL_MARGIN,
+    LATE,
     MARKER_LIMIT,
     RANK_TABLE,
     REAP_LIMIT,
     RUN_TABLE,
+    SAME,
     STOP_REASONS,
     Decision,
     Failure,
@@ -43,6 +47,7 @@ class Turn:
     """One event's turn: a working copy of the state and the commands so far."""
 
     def __init__(self, state: RunState, record: ev.Record) -> None:
+        self.before = state
         self.state = replace(state, seq=record.seq, at=record.at)
         self.record = record
         self.commands: list[cmd.Command] = []
@@ -67,6 +72,10 @@ class Turn:
     def rank(self, number: int) -> RankState:
         return self.state.ranks[number]
 
+    def was(self, number: int) -> str:
+        """The rank's phase before this event."""
+        return self.before.ranks[number].phase
+
     def change_rank(self, number: int, **fields: Any) -> RankState:
         changed = replace(self.rank(number), **fields)
         ranks = self.state.ranks
@@ -89,27 +98,41 @@ class Turn:
         kept = {name: due for name, due in self.state.deadlines.items() if name not in names}
         self.change(deadlines=kept)
 
+    def drop_timers(self) -> None:
+        """Forget the timers of ranks that are past what those guard."""
+        kept = {name: due for name, due in self.state.deadlines.items() if self._guards(*name.partition(":")[::2])}
+        self.change(deadlines=kept)
+
+    def _guards(self, kind: str, argument: str) -> bool:
+        return kind not in GUARDS or self.rank(int(argument)).phase in GUARDS[kind]
+
     # --- permission ----------------------------------------------------------------------------------------------
 
-    def permit(self, event: ev.Event) -> None:
-        """Check the tables and move the rank's phase. Raises IllegalEvent."""
+    def permit(self, event: ev.Event) -> bool:
+        """Check the tables and move the rank's phase. False: legal, but too late to mean anything. Raises
+        IllegalEvent."""
         if isinstance(event, ev.RankEvent):
-            self._take_rank_event(event)
-        elif self.state.phase not in RUN_TABLE.get(type(event), ()):
-            raise self._illegal(event, f"the run is {self.state.phase}")
+            return self._take_rank_event(event)
+        if self.state.phase not in RUN_TABLE.get(type(event), ()):
+            raise self.illegal(f"the run is {self.state.phase}")
+        return True
 
-    def _take_rank_event(self, event: ev.RankEvent) -> None:
+    def _take_rank_event(self, event: ev.RankEvent) -> bool:
+        if self.state.phase not in BEFORE_THE_END:
+            raise self.illegal(f"the run is {self.state.phase}")
         if not 0 <= event.rank < len(self.state.ranks):
-            raise self._illegal(event, f"there is no rank {event.rank}")
+            raise self.illegal(f"there is no rank {event.rank}")
         rank = self.rank(event.rank)
         following = RANK_TABLE[type(event)].get(rank.phase)
         if following is None:
-            raise self._illegal(event, f"rank {event.rank} is {rank.phase}")
-        if following:
+            raise self.illegal(f"rank {event.rank} is {rank.phase}")
+        if following not in (SAME, LATE):
             self.change_rank(event.rank, phase=following)
+        return following != LATE
 
-    def _illegal(self, event: ev.Event, why: str) -> IllegalEvent:
-        state = self.state
+    def illegal(self, why: str) -> IllegalEvent:
+        """The error for this turn's event, with the run's story."""
+        state, event = self.before, self.record.event
         story = [
             f"run: {state.phase}, decision: {state.decision}",
             *(f"rank {rank.rank} ({rank.role}): {rank.phase}, end: {rank.end}" for rank in state.ranks),
@@ -153,21 +176,22 @@ class Turn:
         self.change(deadlines={n: due for n, due in self.state.deadlines.items() if n.partition(":")[0] in KEPT_TIMERS})
         for rank in self.state.ranks:
             if rank.phase == "issued":
-                self.change_rank(rank.rank, phase="withdrawn")
+                self.withdraw(rank.rank)
         self.publish(code)
         if reason == "completed":
-            return  # the workers are stopped when the marker is there: see _stop_ranks
+            return  # the workers are stopped when the marker is there: see the rule next_tier
         self.stop_now(self._first_tier(reason))
 
     def _first_tier(self, reason: str) -> tuple[int, ...]:
         coordinator = self.state.coordinator
-        if reason in COORDINATOR_FIRST and coordinator and coordinator.phase not in (*FINAL, "gone"):
+        if reason in COORDINATOR_FIRST and coordinator and not self.state.coordinator_gone:
             return (coordinator.rank,)
         return tuple(rank.rank for rank in self.state.ranks)
 
     def _judge_suspects(self, reason: str) -> None:
         """The end of the run judges second looks that are under way: dead because the work was done, or by itself."""
-        by_marker = reason == "completed" or any(failure.what == "marker" for failure in self.state.failures)
+        said = (failure.what == "marker" and failure.origin == "native" for failure in self.state.failures)
+        by_marker = reason == "completed" or any(said)
         for rank in self.state.ranks:
             if rank.suspect and not by_marker:
                 self.change(failures=(*self.state.failures, rank.suspect))
@@ -182,38 +206,75 @@ class Turn:
             if rank.stop is not None or rank.phase in FINAL:
                 continue
             self.change_rank(number, stop=decision.reason)
-            if rank.phase == "spawned" and rank.agent:
+            if rank.phase == "spawned":
                 self.kill_step(number)
+            elif rank.killed_step:
+                continue
             elif rank.phase in ("ready", "launching", "running"):
                 self.change_rank(number, exit=decision.exit)
                 self.ask(cmd.StopRank(number, decision.reason, rank.grace, decision.exit))
                 self.set_timer(f"stop:{number}", rank.grace + (KILL_MARGIN if rank.agent else 0.0))
 
-    def kill_step(self, number: int) -> None:
-        """End a rank's srun from outside; its agent, if there is one, ends its tree when the channel closes."""
-        self.change_rank(number, killed_step=True)
-        self.ask(cmd.KillStep(number))
-        self.clear_timers(f"stop:{number}", f"release:{number}", f"hello:{number}", f"silence:{number}")
+    def withdraw(self, number: int) -> None:
+        """The step that was asked for is not wanted any more: it is refused, or ended as soon as it is made."""
+        self.change_rank(number, phase="withdrawn")
         self.set_timer(f"kill:{number}", REAP_LIMIT)
 
+    def kill_step(self, number: int) -> None:
+        """End a rank's srun from outside, once; its agent, if there is one, ends its tree when the channel closes."""
+        if self.rank(number).killed_step:
+            return
+        self.change_rank(number, killed_step=True)
+        self.ask(cmd.KillStep(number))
+        self.clear_timers(*(f"{kind}:{number}" for kind in GUARDS if kind != "recheck"))
+        self.set_timer(f"kill:{number}", REAP_LIMIT)
+
+    def provisional(self, explained: Callable[[Failure], bool]) -> None:
+        """Something came to light that may explain failures of ranks: Slurm's own word will outrank those."""
+
+        def seen(failure: Failure) -> Failure:
+            return replace(failure, provisional=failure.provisional or explained(failure))
+
+        self.change(failures=tuple(map(seen, self.state.failures)))
+        for rank in self.state.ranks:
+            if rank.suspect:
+                self.change_rank(rank.rank, suspect=seen(rank.suspect))
+
+    # --- marker and artifacts ------------------------------------------------------------------------------------
+
     def publish(self, code: int) -> None:
-        coordinator = self.state.coordinator
-        gone = coordinator is None or coordinator.phase in ("gone", *FINAL)
         self.change(marker=replace(self.state.marker, status="publishing"))
         self.set_timer("marker", MARKER_LIMIT)
-        self.ask(cmd.PublishMarker(code, "supervisor", gone))
+        self.ask(cmd.PublishMarker(code, "supervisor", self.state.coordinator_gone))
 
-    def broken_contracts(self) -> list[artifacts.ArtifactState]:
+    def settle(self) -> None:
+        """The work seems to be done: look whether marker or note say something else."""
+        self.change(reading=self.record.seq, phase="settling")
+        self.set_timer("marker", MARKER_LIMIT)
+        self.ask(cmd.ReadMarker(self.record.seq))
+
+    def fail_contract(self) -> bool:
+        """Fail the run for a broken contract that it needs, if there is one: rather for what is wrong than for what
+        is missing."""
         required = {item.contract_id for item in artifacts.instances(self.plan) if item.artifact.required}
-        return [c for c in self.state.contracts if c.state in ("invalid", "late") and c.contract in required]
-
-    def artifact_failure(self, contract: artifacts.ArtifactState) -> Failure:
+        broken = [c for c in self.state.contracts if c.state in ("invalid", "late") and c.contract in required]
+        contract = min(broken, key=lambda each: each.state != "invalid", default=None)
+        if contract is None:
+            return False
+        deadline = contract.reason == "deadline"
         problems = "; ".join(contract.finding.problems) if contract.finding else "nothing was found"
-        what = "late" if contract.state == "late" else "artifact"
         why = f" ({contract.reason})" if contract.reason else ""
-        code = codes.DEADLINE if contract.reason == "deadline" else codes.ARTIFACTS
-        text = f"artifact {contract.contract} is {contract.state}{why}: {problems}"
-        return self.failure(None, what, code, text, origin="allocd")
+        self.fail(
+            self.failure(
+                None,
+                "late" if contract.state == "late" else "artifact",
+                codes.DEADLINE if deadline else codes.ARTIFACTS,
+                f"artifact {contract.contract} is {contract.state}{why}: {problems}",
+                origin="allocd",
+            ),
+            "deadline" if deadline else "artifacts_invalid",
+        )
+        return True
 
     def finish(self, collected: ev.Collected) -> None:
         self.change(collected=collected, phase="ended", deadlines={})
