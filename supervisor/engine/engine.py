@@ -512,7 +512,8 @@ class Engine:
                 case Marker(code=code):
                     self.post(ev.MarkerPublished(code, done.outcome))
                 case NotYet() | Garbage() | Foreign() as found:
-                    self.post(ev.MarkerFailed(f"{self.layout.marker}: in its place is {found}", blocked=True))
+                    text = f"{self.layout.marker}: in its place is {found}"
+                    self.post(ev.MarkerFailed(text, blocked=not command.replace))
 
         self._help("publishing the marker", publish)
 
