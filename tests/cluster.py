@@ -154,12 +154,15 @@ class Cluster:
 
     def _start_database(self) -> None:
         top, port = self.directory, self._ports[0]
-        options = [f"--datadir={top}/db", f"--user={cluster_files.user()}", *cluster_files.DATABASE_OPTIONS]
-        how = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]
-        self.run(["mariadb-install-db", *how, *options], check=True)
+        # A server removes what others have in its temporary directory, when it starts: one for each.
+        places = [f"--datadir={top}/db", f"--tmpdir={top}/tmp", f"--user={cluster_files.user()}"]
+        options = ["--no-defaults", *places, *cluster_files.DATABASE_OPTIONS]
+        # As for an RPM: else it gives the system's PAM plugin to --user, and wants the host's name resolved.
+        how = ["--rpm", "--auth-root-authentication-method=normal", "--skip-test-db"]
+        self.run(["mariadb-install-db", *options, *how], timeout=60, check=True)
         where = [f"--socket={top}/db/s", f"--pid-file={top}/run/mariadbd.pid", "--bind-address=127.0.0.1"]
         first = f"--init-file={top}/database.sql"
-        self._start_daemon("mariadbd", ["--no-defaults", *options, *where, f"--port={port}", first])
+        self._start_daemon("mariadbd", [*options, *where, f"--port={port}", first])
         self._wait_daemon("mariadbd", lambda: _connects(socket.AF_INET, ("127.0.0.1", port)))
 
     # ---- faults: single daemons ----------------------------------------------------------------------------

@@ -165,7 +165,7 @@ def which(program: str) -> str | None:
 
 def write_files(directory: Path, name: str, ports: range, extra: str) -> None:
     """Everything that the daemons read, into an empty directory; `ports` as `reserve_ports` gave them."""
-    for part in ("db", "jobs", "log", "munge", "run", "state", "spool"):
+    for part in ("db", "jobs", "log", "munge", "run", "state", "spool", "tmp"):
         (directory / part).mkdir()
     db_port, dbd_port, ctld_port, node_port, *_ = ports
     values = {
