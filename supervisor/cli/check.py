@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from supervisor.core import codes
 
 if TYPE_CHECKING:
-    from supervisor.core.plan import Plan, PlanErrors
+    from supervisor.core.fields import PlanErrors
+    from supervisor.core.plan import Plan
 
 SCHEMA_VERSION = 1
 """Of the --json document."""
@@ -31,7 +32,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb; returns the exit code."""
     from supervisor.cli.plans import load_plan
-    from supervisor.core.plan import PlanErrors, schema
+    from supervisor.core.fields import PlanErrors
+    from supervisor.core.plan import schema
 
     if args.schema:
         print(json.dumps(schema(), indent=2))

@@ -11,7 +11,8 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from supervisor.core.plan import Plan, PlanError, PlanErrors, join, parse_plan
+from supervisor.core.fields import PlanError, PlanErrors, join
+from supervisor.core.plan import Plan, parse_plan
 
 _TOKENS = re.compile(
     r'"""(?:\\.|[^\\])*?"{3,5}' + r"|'''.*?'{3,5}" + r'|"(?:\\.|[^"\\\n])*"' + r"|'[^'\n]*'" + r"|#[^\n]*", re.DOTALL

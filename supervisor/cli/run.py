@@ -36,7 +36,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Run the plan. Returns the run's exit code, or 78 when nothing could be started."""
     from supervisor.cli.plans import load_plan
-    from supervisor.core.plan import PlanErrors
+    from supervisor.core.fields import PlanErrors
     from supervisor.engine.prepare import Unfit
 
     try:
@@ -85,6 +85,8 @@ def _allocation(plan: Plan) -> tuple[str, str, tuple[str, ...]]:
 
     jobid = os.environ["SLURM_JOB_ID"]
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+    if not (restarts or "0").isdecimal():
+        raise Unfit(f"SLURM_RESTART_COUNT cannot be read: expected a number, found {restarts!r}")
     attempt = jobid if restarts in ("", "0") else f"{jobid}.r{restarts}"
     listed = os.environ.get("SLURM_JOB_NODELIST") or os.environ.get("SLURM_NODELIST", "")
     try:

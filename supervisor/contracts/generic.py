@@ -38,7 +38,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from supervisor.core.artifacts import Answer, FileFact, Finding, Instance
-from supervisor.core.plan import Artifact, FieldRule, show, substitute
+from supervisor.core.plan import Artifact, FieldRule
+from supervisor.core.substitution import show, substitute
 
 SIZE_CAP: Final = 1 << 30
 """Bytes. No file above this is read: not accepted as JSON, and left without a sha256 otherwise."""

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from supervisor.core.plan import Plan, substitute, values_for
+from supervisor.core.plan import Plan, values_for
+from supervisor.core.substitution import substitute
 
 JOURNAL: Final = "journal.jsonl"
 PLAN_COPY: Final = "plan.toml"
@@ -77,6 +78,11 @@ class Layout:
         """The rank's command, substituted."""
         values = self.values(rank)
         return [substitute(word, values) for word in self.plan.role_of(rank).command]
+
+    def srun_options(self, rank: int) -> list[str]:
+        """What the plan adds to the command line of the rank's srun, substituted."""
+        values = self.values(None)
+        return [substitute(option, values) for option in self.plan.role_of(rank).srun_options]
 
     def rank_environment(self, rank: int) -> dict[str, str]:
         """What is added to the environment that the rank finds on its node."""

@@ -1,47 +1,74 @@
 """Collecting after the end: the files that the plan names, copied into the run directory, with checksums.
 
 Runs in a thread, on whatever is there; every file that cannot be had is a sentence in `errors`, and none of them
-changes how a rank ended. Only regular files are copied, symbolic links are not followed, and nothing already collected
-is overwritten by another file of the same name.
+changes how a rank ended. Only regular files are copied. A symbolic link that a job may have made is not followed,
+neither the last part of a path nor one before it. Nothing already collected is overwritten by another file of the same
+name.
 """
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
+import itertools
 import os
-import shutil
 import stat
 from pathlib import Path
 from typing import Any, Final
 
 from supervisor.core.layout import COLLECTED, Layout
-from supervisor.core.plan import substitute
+from supervisor.core.substitution import substitute
 
 _BLOCK: Final = 1024 * 1024
 
 
-def collect(layout: Layout, contract_files: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Copy what `collect.paths` names and checksum it, and the contracts' files where they are. Returns the facts
-    (path, size in bytes, sha256) and the errors."""
-    files: list[dict[str, Any]] = []
-    errors: list[str] = []
+def collect(
+    layout: Layout, contract_files: list[str], files: list[dict[str, Any]], errors: list[str]
+) -> None:
+    """Copy what `collect.paths` names and checksum it, and the contracts' files where they are. Appends the facts
+    (path, source, size in bytes, sha256) and the errors one by one, so that a caller who cannot wait any longer has
+    what was done until then."""
     for name in dict.fromkeys(contract_files):
-        _take(Path(name), None, layout, files, errors)
+        _take(Path(name), None, files, errors)
+    taken: set[Path] = set()
     for pattern in layout.plan.collect.paths:
-        wanted = substitute(pattern, layout.values(None))
-        matches = sorted(glob.glob(os.path.join(layout.run_dir, wanted), recursive=True))
-        found = [Path(match) for match in matches if not os.path.isdir(match)]
-        if not found:
-            errors.append(f"collect: nothing matches {wanted}")
-        for path in found:
-            _take(path, Path(layout.at(COLLECTED)), layout, files, errors)
-    return files, errors
+        found, links = _matches(layout, pattern)
+        errors += (f"collect: {path}: a symbolic link: not followed" for path in links)
+        if not found and not links:
+            errors.append(f"collect: nothing matches {pattern}")
+        for path in (path for path in found if path not in taken):
+            taken.add(path)
+            _take(path, Path(layout.at(COLLECTED), _name_for(path, layout)), files, errors)
 
 
-def _take(source: Path, into: Path | None, layout: Layout, files: list[dict[str, Any]], errors: list[str]) -> None:
+def _matches(layout: Layout, pattern: str) -> tuple[list[Path], list[Path]]:
+    """The files that a pattern of the plan means, and those that are, or lie behind, a link that a job may have made:
+    in what the wildcards match, and everywhere below the run directory. Links on the way to there are the site's."""
+    values = {word: glob.escape(value) for word, value in layout.values(None).items()}
+    whole = os.path.join(glob.escape(layout.run_dir), substitute(pattern, values))
+    found, links = [], []
+    for match in sorted(glob.glob(whole, recursive=True, include_hidden=False)):
+        path = Path(match)
+        root = _root(path, whole, layout)
+        behind_link = os.path.realpath(path) != os.path.join(os.path.realpath(root), path.relative_to(root))
+        if behind_link:
+            links.append(path)
+        elif not path.is_dir() and not path.is_relative_to(layout.at(COLLECTED)):
+            found.append(path)
+    return found, links
+
+
+def _root(path: Path, pattern: str, layout: Layout) -> Path:
+    """The run directory, or the part of a path elsewhere that the plan names literally."""
+    if path.is_relative_to(layout.run_dir):
+        return Path(layout.run_dir)
+    literal = itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts[:-1])
+    return Path(*literal)
+
+
+def _take(source: Path, target: Path | None, files: list[dict[str, Any]], errors: list[str]) -> None:
     try:
-        target = None if into is None else into / _name_for(source, layout)
         facts = _copy(source, target)
     except OSError as error:
         errors.append(f"collect: {source}: {error.strerror or error}")
@@ -61,17 +88,20 @@ def _copy(source: Path, target: Path | None) -> dict[str, Any]:
     """Read a file once: its size and checksum, and a copy at `target`. Raises OSError."""
     descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as reader:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(None, "not a regular file")
         if target is None:
             return _digest(reader)
         target.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, f"another file was collected as {target}")
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             with open(temporary, "xb") as writer:
                 facts = _digest(reader, writer)
-            shutil.copymode(source, temporary, follow_symlinks=False)
-            os.link(temporary, target, follow_symlinks=False)
+                os.fchmod(writer.fileno(), stat.S_IMODE(status.st_mode) & 0o777)
+            os.rename(temporary, target)  # nobody but us makes names in there, and some file systems refuse links
         finally:
             temporary.unlink(missing_ok=True)
         return facts

@@ -18,7 +18,7 @@ from supervisor.core import events as ev
 from supervisor.core.artifacts import Finding, Instance, instances
 from supervisor.core.layout import Layout
 from supervisor.core.marker import Foreign, Garbage, Marker, Reading
-from supervisor.core.plan import substitute
+from supervisor.core.substitution import substitute
 from supervisor.engine import markers
 from supervisor.engine.threads import in_thread
 from supervisor.watch.directories import DirectoryHints

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 from supervisor.core.layout import Layout
 from supervisor.core.slurm import step_environment
-from supervisor.launch.base import StepCommand, agent_argv, sweep_argv
+from supervisor.launch.base import StepCommand, agent_argv, rank_directory, sweep_argv
 from supervisor.scheduler.client import SlurmClient
 
 
@@ -38,10 +38,12 @@ class SrunLauncher:
         role = layout.plan.role_of(rank)
         if role.agent == "on":
             command = agent_argv(layout, self._python(layout), rank)
-            return StepCommand((*self._options(layout, rank), *role.srun_options, *command), self._environment)
+            return StepCommand((*self._options(layout, rank), *layout.srun_options(rank), *command), self._environment)
         env = {**self._environment, **layout.rank_environment(rank)}
-        command = tuple(layout.rank_command(rank))
-        return StepCommand((*self._options(layout, rank, stdin="none"), *role.srun_options, *command), env)
+        directory = rank_directory(layout, rank)
+        where = () if directory is None else (f"--chdir={directory}",)  # on the node: it need not exist here
+        options = (*self._options(layout, rank, stdin="none"), *where, *layout.srun_options(rank))
+        return StepCommand((*options, *layout.rank_command(rank)), env)
 
     def sweep(self, layout: Layout, rank: int) -> StepCommand:
         """The search on the rank's node, as a short step of its own."""

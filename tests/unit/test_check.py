@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from supervisor.cli import check
 from supervisor.cli.plans import key_lines, load_plan
 from supervisor.core import codes
-from supervisor.core.plan import PlanErrors, join, schema
+from supervisor.core.fields import PlanErrors, join
+from supervisor.core.plan import schema
 
 GOOD = """\
 [job]

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.core import plan as plans
+from supervisor.core.fields import PlanError, PlanErrors
 from supervisor.core.plan import (
     Artifact,
     Collect,
@@ -23,16 +24,12 @@ from supervisor.core.plan import (
     FieldRule,
     Marker,
     Plan,
-    PlanError,
-    PlanErrors,
     Role,
-    SubstitutionError,
     parse_plan,
     schema,
-    substitute,
     values_for,
-    words_in,
 )
+from supervisor.core.substitution import RANK_WORDS, RUN_WORDS, SubstitutionError, substitute, words_in
 
 SMALL = """
 [job]
@@ -594,7 +591,7 @@ def test_values() -> None:
     }
     of_rank = values_for(plan, jobid="7", run_dir="/r", logs="/r/logs", nodes=nodes, rank=2)
     assert of_rank == run | {"rank": "2", "node": "n2", "role": "server"}
-    assert set(of_rank) == {*plans.RUN_WORDS, *plans.RANK_WORDS}
+    assert set(of_rank) == {*RUN_WORDS, *RANK_WORDS}
 
 
 def test_values_need_nodes_and_a_known_rank() -> None:
