@@ -246,7 +246,7 @@ RELATIVE = f"a relative path {CLIMBLESS}"
 ABSOLUTE = f"an absolute path, or one that starts with {{run_dir}} or {{logs}}, {CLIMBLESS}"
 NAME = "a name of letters, digits, _ and -"
 ARGUMENT = "a string without control characters"
-RUN_WORDS = "{jobid} {run_dir} {logs} {nodes} {coordinator_node}"
+KNOWN_WORDS = "{jobid} {run_dir} {logs} {nodes} {coordinator_node}"
 RANKS = 'different rank numbers: one (3 is rank 3), a list ([0, 1]) or ranges ("0-1,3")'
 NODES = "a number of nodes, 1..65536, or a list of different node names"
 ENV = "names of environment variables (ALLOCD_ and SLURM_ are taken)"
@@ -344,7 +344,7 @@ MISTAKES: list[tuple[tuple[str | int, ...], Any, str, str, str]] = [
     (("deadlines", "finalization"), 4000, "deadlines.finalization", "4000", f"{SECONDS}, 1..3600"),
     (("collect", "paths"), "x", "collect.paths", '"x"', "a list of paths"),
     (("collect", "paths"), ["../x"], "collect.paths[0]", '"../x"', f"a path {CLIMBLESS}"),
-    (("collect", "paths"), ["{rank}.log"], "collect.paths[0]", "{rank}", f"{RUN_WORDS} ({{{{ is a brace)"),
+    (("collect", "paths"), ["{rank}.log"], "collect.paths[0]", "{rank}", f"{KNOWN_WORDS} ({{{{ is a brace)"),
 ]  # fmt: skip
 
 TWO_NODES = ("path", "the same path for 4 nodes", "{rank} or {node} in the path or the root")
