@@ -48,7 +48,7 @@ from tests.cluster_files import NODES
 __all__ = ["NODES", "Cluster", "ClusterError"]
 
 _START_LIMIT = 30.0  # seconds for each daemon to answer; a loaded machine with two cores needs a fraction
-_STOP_LIMIT = 30.0  # seconds for the keeper to kill everything; it gives up by itself before
+_STOP_LIMIT = 70.0  # seconds for the keeper to kill everything; it gives up by itself before
 _USABLE = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "IDLE+COMPLETING", "MIXED+COMPLETING"})
 _FOREIGN = ("SLURM", "SBATCH", "SALLOC", "SACCT", "SQUEUE", "SCANCEL", "SINFO")  # settings of another cluster
 

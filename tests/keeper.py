@@ -43,7 +43,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 _REAP_INTERVAL = 0.005  # seconds between two looks while something is being killed
-_TAKE_DOWN_LIMIT = 20.0  # seconds; only a process in uninterruptible sleep needs more than milliseconds
+_TAKE_DOWN_LIMIT = 60.0  # seconds; only a process that waits for a busy disk needs more than milliseconds
 
 
 def parents() -> dict[int, int]:
@@ -167,19 +167,26 @@ class Keeper:
     def take_down(self) -> set[int]:
         """Kills all that belongs to the cluster and removes its directory; answers what is still there."""
         deadline = time.monotonic() + _TAKE_DOWN_LIMIT
-        while (victims := self._victims()) and time.monotonic() < deadline:
+        clients = f"SLURM_CONF={self.directory}/"
+        while victims := descendants(os.getpid()) | set(processes_with(clients, ("environ",))) - _ancestors():
             for pid in victims:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.reap()
+            if time.monotonic() > deadline:
+                break
             time.sleep(_REAP_INTERVAL)
         shutil.rmtree(self.directory, ignore_errors=True)
         return victims
 
-    def _victims(self) -> set[int]:
-        # The clients last: they still speak to the daemons, and some end by a daemon's death.
-        clients = f"SLURM_CONF={self.directory}/"
-        return descendants(os.getpid()) or set(processes_with(clients, ("environ",))) - _ancestors()
+
+def _describe(pid: int) -> str:
+    """`pid (name) state ppid`, and the command line, as far as they are still there."""
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace").split()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return f"{' '.join(stat[:4])} {command}"
+    return f"{pid} ended meanwhile"
 
 
 def _ancestors() -> set[int]:
@@ -227,7 +234,7 @@ def serve(directory: str, owner: int) -> int:
     finally:
         left = keeper.take_down()
     if left:
-        print(f"still there after {_TAKE_DOWN_LIMIT} s of SIGKILL: {sorted(left)}", file=sys.stderr)
+        print(f"still there after {_TAKE_DOWN_LIMIT} s of SIGKILL:", *map(_describe, left), sep="\n", file=sys.stderr)
     return 1 if left else 0
 
 

@@ -34,7 +34,7 @@ sys.stdin.read()
 """
 
 
-def _wait_gone(directory: Path, pid: int, seconds: float = 20) -> None:
+def _wait_gone(directory: Path, pid: int, seconds: float = 70) -> None:
     """Returns when the keeper has ended; what it should have taken down is looked for by the caller."""
     with contextlib.suppress(ProcessLookupError):
         life = os.pidfd_open(pid)
