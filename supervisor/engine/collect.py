@@ -23,9 +23,7 @@ from supervisor.core.substitution import substitute
 _BLOCK: Final = 1024 * 1024
 
 
-def collect(
-    layout: Layout, contract_files: list[str], files: list[dict[str, Any]], errors: list[str]
-) -> None:
+def collect(layout: Layout, contract_files: list[str], files: list[dict[str, Any]], errors: list[str]) -> None:
     """Copy what `collect.paths` names and checksum it, and the contracts' files where they are. Appends the facts
     (path, source, size in bytes, sha256) and the errors one by one, so that a caller who cannot wait any longer has
     what was done until then."""
@@ -34,7 +32,7 @@ def collect(
     taken: set[Path] = set()
     for pattern in layout.plan.collect.paths:
         found, links = _matches(layout, pattern)
-        errors += (f"collect: {path}: a symbolic link: not followed" for path in links)
+        errors += (f"collect: {link}: a symbolic link, not followed" for link in links)
         if not found and not links:
             errors.append(f"collect: nothing matches {pattern}")
         for path in (path for path in found if path not in taken):
@@ -43,28 +41,31 @@ def collect(
 
 
 def _matches(layout: Layout, pattern: str) -> tuple[list[Path], list[Path]]:
-    """The files that a pattern of the plan means, and those that are, or lie behind, a link that a job may have made:
-    in what the wildcards match, and everywhere below the run directory. Links on the way to there are the site's."""
+    """The files that a pattern of the plan means, and the links, which a job may have made, that stood in the way: in
+    what the wildcards match, and everywhere below the run directory. Links on the way to there are the site's."""
     values = {word: glob.escape(value) for word, value in layout.values(None).items()}
     whole = os.path.join(glob.escape(layout.run_dir), substitute(pattern, values))
-    found, links = [], []
-    for match in sorted(glob.glob(whole, recursive=True, include_hidden=False)):
-        path = Path(match)
-        root = _root(path, whole, layout)
-        behind_link = os.path.realpath(path) != os.path.join(os.path.realpath(root), path.relative_to(root))
-        if behind_link:
-            links.append(path)
+    found, links = [], {}
+    for path in map(Path, sorted(glob.glob(whole, recursive=True))):
+        link = _first_link(path, _root(path, whole, layout))
+        if link is not None:
+            links[link] = True
         elif not path.is_dir() and not path.is_relative_to(layout.at(COLLECTED)):
             found.append(path)
-    return found, links
+    return found, list(links)
 
 
 def _root(path: Path, pattern: str, layout: Layout) -> Path:
     """The run directory, or the part of a path elsewhere that the plan names literally."""
     if path.is_relative_to(layout.run_dir):
         return Path(layout.run_dir)
-    literal = itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts[:-1])
-    return Path(*literal)
+    return Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts[:-1]))
+
+
+def _first_link(path: Path, root: Path) -> Path | None:
+    """The first symbolic link on the way from `root` to `path`, the last part included."""
+    steps = itertools.accumulate(path.relative_to(root).parts, Path.joinpath, initial=root)
+    return next((step for step in itertools.islice(steps, 1, None) if step.is_symlink()), None)
 
 
 def _take(source: Path, target: Path | None, files: list[dict[str, Any]], errors: list[str]) -> None:

@@ -285,7 +285,7 @@ class Engine:
             lambda line: self._line(rank, line),
             stdout=None if agent else self._logs[rank, "out"],
             stderr=self._logs[rank, "srun" if agent else "err"],
-            cwd=self._cwd,
+            cwd=command.cwd or self._cwd,
         )
         self._processes[rank] = process
         self._heard[rank] = self._loop.time()
@@ -530,11 +530,13 @@ class Engine:
                 for fact in item.finding.files
             ]
             limit = self.layout.plan.deadlines.collect
+            files: list[dict[str, Any]] = []
+            errors: list[str] = []
             try:
-                files, errors = await in_thread(collect, self.layout, wanted, limit=limit)
+                await in_thread(collect, self.layout, wanted, files, errors, limit=limit)
             except TimeoutError:
-                files, errors = [], [f"collection did not end within {limit:g} s"]
-            self.post(ev.Collected(files, errors))
+                errors.append(f"collection did not end within {limit:g} s")
+            self.post(ev.Collected(list(files), list(errors)))  # copies: the thread may still be at work
 
         self._help("collecting", work)
 

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from supervisor.core.layout import AGENT, Layout
+from supervisor.core.substitution import substitute
 
 
 @dataclass(frozen=True)
 class StepCommand:
-    """One process to start: argument list, whole environment, working directory (None: ours)."""
+    """One process to start: argument list, whole environment, working directory (None: the engine's)."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
+    cwd: str | None = None
 
 
 class Launcher(Protocol):
@@ -41,6 +43,12 @@ def agent_argv(layout: Layout, python: str, rank: int) -> tuple[str, ...]:
     """The agent's command line: isolated and without site, for it needs the standard library only and starts in half
     the time."""
     return (python, "-I", "-S", layout.at(AGENT), "run", layout.nonce, str(rank))
+
+
+def rank_directory(layout: Layout, rank: int) -> str | None:
+    """The working directory that the plan gives a rank, for one that is started without an agent."""
+    directory = layout.plan.role_of(rank).cwd
+    return None if directory is None else substitute(directory, layout.values(rank))
 
 
 def sweep_argv(layout: Layout, python: str, rank: int) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import signal as signals
 import sys
 
 from supervisor.core.layout import Layout
-from supervisor.launch.base import StepCommand, agent_argv, sweep_argv
+from supervisor.launch.base import StepCommand, agent_argv, rank_directory, sweep_argv
 
 
 class LocalLauncher:
@@ -23,7 +23,7 @@ class LocalLauncher:
         if layout.plan.role_of(rank).agent == "on":
             return StepCommand(agent_argv(layout, self._python(layout), rank), self._environment)
         env = {**self._environment, **layout.rank_environment(rank)}
-        return StepCommand(tuple(layout.rank_command(rank)), env)
+        return StepCommand(tuple(layout.rank_command(rank)), env, rank_directory(layout, rank))
 
     def sweep(self, layout: Layout, rank: int) -> StepCommand:
         """The search on this machine."""
