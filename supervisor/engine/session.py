@@ -76,14 +76,20 @@ async def _drive(
     clock = _Clock(client) if client is not None else None
     extra: dict[str, Any] = {} if report is None else {"report": report}
     engine = Engine(layout, launcher, opening, clock=clock, notes=notes, **extra)
-    for number, name in STOPPING.items():
+    stopping = {number: name for number, name in STOPPING.items() if not _is_nohup(number)}
+    for number, name in stopping.items():
         loop.add_signal_handler(number, engine.request_stop, name)
     try:
         await engine.run()
         return await _conclude(engine, opening)
     finally:
-        for number in STOPPING:
+        for number in stopping:
             loop.remove_signal_handler(number)
+
+
+def _is_nohup(number: signal.Signals) -> bool:
+    """Whether we were started (`nohup`) so as to outlive the terminal."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
 async def _conclude(engine: Engine, opening: ev.RunOpened) -> Outcome:
