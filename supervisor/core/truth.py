@@ -153,13 +153,13 @@ class _Case:
         self.book = self._said("sacct")
         self.live = self._said("scontrol")
         self.notes: list[str] = []
+        self._of_parts = (f"{jobid}_", f"{jobid}+")
 
     def truth(self) -> Truth:
-        seen = next((a.record for a in (self.book, self.live) if a is not None and a.record is not None), None)
-        if seen is not None and re.match(re.escape(self.jobid) + r"[_+]", seen.display):
+        if (part := self._a_part()) is not None:
             # One part's success would be taken for the success of all.
             return self._doubt(
-                "several", seen, f"{self.jobid} names a job of several parts: ask for one, such as {seen.display}"
+                "several", part[1], f"{self.jobid} names a job of several parts: ask for one, such as {part[0]}"
             )
         handler = {
             "accounting": self._accounting,
@@ -172,6 +172,21 @@ class _Case:
             "unasked": self._unasked,
         }[_CHOICE[_kind(self.book), _kind(self.live)]]
         return handler()
+
+    def _a_part(self) -> tuple[str, JobRecord | None] | None:
+        """A part of the job, if its id is that of a whole array or heterogeneous job.
+
+        Accounting shows the first task that ended without its array's id for a moment; the controller, which may print
+        every part then, names the array in its first line.
+        """
+        for answer in (self.book, self.live):
+            if answer is not None and answer.record is not None and answer.record.display.startswith(self._of_parts):
+                return answer.record.display, answer.record
+        whole = re.compile(rf"\n*JobId=\d+ (?:Array(?P<array>)|Het)JobId={re.escape(self.jobid)} ")
+        for answer in self.answers:
+            if answer.source == "scontrol" and (found := whole.match(answer.stdout)):
+                return f"{self.jobid}{'_' if found['array'] is not None else '+'}N", None
+        return None
 
     # Each of these is one row's answer.
 
