@@ -275,23 +275,34 @@ def _replay(path: str, as_json: bool) -> int:
     except (OSError, ValueError, NotAReceipt) as error:
         complain(f"{path}: {error}")
         return codes.CONFIG
-    whole = _is_whole(document)
-    agrees = same and whole
+    problems = ([] if same else ["the saved verdict is another"]) + _changed(document)
     if as_json:
-        answer = {"schema_version": 1, "agrees": agrees, "run_unchanged": whole, "verdict": verdict.as_dict()}
+        answer = {"schema_version": 1, "agrees": not problems, "problems": problems, "verdict": verdict.as_dict()}
         print(json.dumps(answer, ensure_ascii=False, indent=1))
     else:
-        word = "agrees with" if same else "DISAGREES with"
         print(f"{verdict.outcome} {verdict.code} ({verdict.origin}): {verdict.summary}")
-        print(f"  derived again from the saved evidence; it {word} the saved verdict")
-        if not whole:
-            print("  the run's part is NOT what was sealed: its sha256 is another")
-    return verdict.code if agrees else codes.UNVERIFIABLE
+        print(f"  derived again from the saved evidence, which {'DISAGREES' if problems else 'agrees'}")
+        for text in problems:
+            print(f"  {text}")
+    return codes.UNVERIFIABLE if problems else verdict.code
 
 
-def _is_whole(document: Document) -> bool:
-    """Whether the run inside a sealed receipt is byte for byte the run receipt that was sealed."""
+def _changed(document: Document) -> list[str]:
+    """What in a sealed receipt is not as it was sealed, beyond the verdict: the run inside it is byte for byte the run
+    receipt of that sha256, and what is said of Slurm follows from Slurm's own words."""
+    from supervisor.core.truth import Answer, decide
     from supervisor.engine.receipts import render
 
-    digest = document.get("run_sha256")
-    return digest is None or hashlib.sha256(render(document["run"])).hexdigest() == digest
+    problems = []
+    digest, slurm = document.get("run_sha256"), document.get("slurm")
+    if digest is not None and hashlib.sha256(render(document["run"])).hexdigest() != digest:
+        problems.append("the run is not the one that was sealed: its sha256 is another")
+    if slurm is not None:
+        answers = [Answer.from_dict(answer) for answer in slurm["answers"]]
+        derived = decide(str(document["jobid"]), answers).to_dict()
+        problems += [
+            f"Slurm's answers say {key} {derived[key]!r}, the receipt says {slurm.get(key)!r}"
+            for key in ("standing", "state", "source", "exit_code", "raw", "code")
+            if derived[key] != slurm.get(key)
+        ]
+    return problems
