@@ -7,11 +7,15 @@ sentence on stderr and an exit code from `core/codes.py`, never a traceback.
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Final
+from typing import Final, NoReturn
 
+from supervisor.cli.runs import complain, give_up_stdout, sentence
 from supervisor.core import codes
 
 VERBS: Final[dict[str, str]] = {
@@ -28,34 +32,50 @@ VERBS: Final[dict[str, str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb. Returns its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    _complete_streams()
     if not sys.platform.startswith("linux"):
-        print("allocctl: Linux only: process trees are found in /proc, and steps are Slurm's", file=sys.stderr)
+        complain("Linux only: process trees are found in /proc, and steps are Slurm's")
         return codes.CONFIG
-    verb = next((word for word in words if not word.startswith("-")), None)
-    if verb not in VERBS:
-        return _help(words)
-    module = import_module(f"supervisor.cli.{verb}")
-    parser = _parser()
-    module.add(parser.add_subparsers(dest="verb", required=True, prog="allocctl"))
-    args = parser.parse_args(words)
     try:
-        return int(module.run(args))
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader has left: nobody is there to be told
-        return codes.FAILED
+        code = _verb(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return codes.CANCELLED
+    except BrokenPipeError:
+        give_up_stdout()  # the reader has left, and need not be told
+        return codes.FAILED
+    except OSError as error:
+        give_up_stdout()
+        complain(sentence(error))
+        return codes.FAILED
+    except Exception as error:  # noqa: BLE001 - nobody's mistake but ours: told as such, with what a maintainer needs
+        traceback.print_exc()
+        complain(f"a fault of allocd itself: {type(error).__name__}: {error}")
+        return codes.FAULT
+    return code
 
 
-def _parser() -> _Parser:
-    return _Parser(prog="allocctl", description=__doc__.splitlines()[0] if __doc__ else None)
+def _verb(words: list[str]) -> int:
+    if not words or words[0] not in VERBS:
+        return _help(words)
+    module = import_module(f"supervisor.cli.{words[0]}")
+    parser = _Parser(prog="allocctl")
+    module.add(parser.add_subparsers(dest="verb", required=True, prog="allocctl"))
+    try:
+        args = parser.parse_args(words)
+    except SystemExit as end:  # after --help, or a wrong word
+        return int(end.code or codes.OK)
+    return int(module.run(args))
 
 
 class _Parser(argparse.ArgumentParser):
-    """Wrong words on the command line are a configuration error (78), like a wrong plan."""
+    """Wrong words on the command line are a configuration error (78), like a wrong plan. Options are written out: an
+    abbreviation in a script would change its meaning with the next option."""
 
-    def error(self, message: str) -> None:  # type: ignore[override]  # argparse says NoReturn; so does exit()
+    def __init__(self, **options: object) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         self.exit(codes.CONFIG, f"{self.prog}: {message}\n")
 
@@ -63,16 +83,36 @@ class _Parser(argparse.ArgumentParser):
 def _help(words: list[str]) -> int:
     from supervisor import __version__
 
-    if "--version" in words:
+    if words[:1] == ["--version"]:
         print(f"allocctl {__version__}")
         return codes.OK
-    lines = "\n".join(f"  {verb:<9} {text}" for verb, text in VERBS.items())
-    usage = f"usage: allocctl VERB [arguments]\n\n{lines}\n\n`allocctl VERB --help` tells a verb's arguments.\n"
-    if not words or {"-h", "--help"} & set(words):
-        print(usage, end="", file=sys.stdout if words else sys.stderr)
-        return codes.OK if words else codes.CONFIG
-    print(f"allocctl: no verb {words[0]!r}\n{usage}", end="", file=sys.stderr)
+    verbs = "\n".join(f"  {verb:<9} {text}" for verb, text in VERBS.items())
+    usage = f"usage: allocctl VERB [arguments]\n\n{verbs}\n\n`allocctl VERB --help` tells a verb's arguments."
+    if words[:1] in (["-h"], ["--help"]):
+        print(usage)
+        return codes.OK
+    if words:
+        import difflib
+
+        near = difflib.get_close_matches(words[0], VERBS, 1)
+        complain(f"no verb {words[0]!r}" + (f": did you mean {near[0]}?" if near else ""))
+    print(usage, file=sys.stderr)
     return codes.CONFIG
+
+
+def _complete_streams() -> None:
+    """Three standard streams, whatever we were started with: a number that is free would be given to the next file that
+    is opened, and what is meant for people would be written there. What cannot be encoded is shown escaped."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115 - as long as we live
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

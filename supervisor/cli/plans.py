@@ -25,6 +25,11 @@ _SYNTAX_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\
 
 def load_plan(path: str | Path) -> Plan:
     """The plan in the TOML file `path`. Raises PlanErrors, also for a file that cannot be read or is not TOML."""
+    return read_plan(path)[0]
+
+
+def read_plan(path: str | Path) -> tuple[Plan, str]:
+    """The plan in a file and the file's text, read once: it may be a pipe, or change. Raises PlanErrors."""
     source = str(path)
     text = _text(path, source)
     try:
@@ -34,7 +39,7 @@ def load_plan(path: str | Path) -> Plan:
     except ValueError as error:  # TOMLDecodeError, and a number that is too long
         raise PlanErrors([_syntax_error(str(error), text)], source) from None
     try:
-        return parse_plan(data, source)
+        return parse_plan(data, source), text
     except PlanErrors as errors:
         raise PlanErrors(list(_with_lines(errors.errors, text)), source) from None
 

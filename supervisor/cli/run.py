@@ -9,9 +9,9 @@ import shlex
 import shutil
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from supervisor.cli.runs import complain, register
+from supervisor.cli.runs import complain, register, sentence, tell
 from supervisor.core import codes
 
 if TYPE_CHECKING:
@@ -29,29 +29,27 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--dir", help="where run directories are made (default: $ALLOCD_RUNS, else the plan's run.dir)")
     parser.add_argument("--local", action="store_true", help="run on this machine, even inside an allocation")
     parser.add_argument("--dry-run", action="store_true", help="print every command line exactly, start nothing")
-    parser.add_argument("--json", action="store_true", help="print the run's receipt on stdout at the end")
-    parser.add_argument("-q", "--quiet", action="store_true", help="nothing but the run's id on stdout")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print the run's receipt on stdout at the end")
+    output.add_argument("-q", "--quiet", action="store_true", help="the run's id on stdout, and no progress on stderr")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the plan. Returns the run's exit code, or 78 when nothing could be started."""
-    from supervisor.cli.plans import load_plan
+    from supervisor.cli.plans import read_plan
     from supervisor.core.fields import PlanErrors
     from supervisor.engine.prepare import Unfit
 
     try:
-        plan = load_plan(args.plan)
-        return _run(args, plan)
-    except PlanErrors as errors:
-        print(errors, file=sys.stderr)
-    except Unfit as error:
+        return _run(args, *read_plan(args.plan))
+    except (PlanErrors, Unfit) as error:
         complain(error)
     except OSError as error:  # nothing has been started: the engine itself tells of what breaks later
-        complain(f"{error.filename or args.plan}: {error.strerror or error}")
+        complain(sentence(error))
     return codes.CONFIG
 
 
-def _run(args: argparse.Namespace, plan: Plan) -> int:
+def _run(args: argparse.Namespace, plan: Plan, plan_text: str) -> int:
     from supervisor.engine import prepare
 
     in_slurm = "SLURM_JOB_ID" in os.environ and not args.local
@@ -68,11 +66,9 @@ def _run(args: argparse.Namespace, plan: Plan) -> int:
         jobid, nodes, launcher = attempt, prepare.local_nodes(plan), LocalLauncher()
     if args.dry_run:
         return _dry_run(prepare.layout_for(plan, base, attempt, jobid, nodes), launcher, args.json)
-    with open(args.plan, encoding="utf-8") as file:
-        text = file.read()
-    prepared = prepare.prepare(plan, text, base, attempt, jobid, nodes)
+    prepared = prepare.prepare(plan, plan_text, base, attempt, jobid, nodes)
     try:
-        return _drive(args, prepared, launcher, client, text)
+        return _drive(args, prepared, launcher, client, plan_text)
     finally:
         if prepared.lock is not None:
             os.close(prepared.lock)
@@ -135,7 +131,7 @@ def _drive(
 ) -> int:
     import tomllib
 
-    from supervisor.cli.live import reporter
+    from supervisor.cli.live import Printer, reporter
     from supervisor.core import events as ev
     from supervisor.engine.session import drive
 
@@ -153,26 +149,30 @@ def _drive(
         plan=tomllib.loads(plan_text),
         versions=versions(),
     )
-    if args.quiet:
-        print(layout.run_id, flush=True)
-    else:
-        complain(f"run {layout.run_id} in {layout.run_dir}")
-    printer, report = (None, None) if args.quiet else reporter()
     notes = (*prepared.notes, *_not_the_batch_process())
+    printer = Printer(sys.stderr)
     try:
+        if args.quiet:
+            tell(layout.run_id)
+        else:
+            printer.print(f"allocctl: run {layout.run_id} in {layout.run_dir}")
+        report = None if args.quiet else reporter(printer)
         outcome = drive(layout, launcher, opening, client=client, report=report, notes=notes)
+        printer.settle()
+        for text in (*outcome.trouble, _verdict(layout.run_id, outcome.receipt["verdict"])):
+            printer.print(f"allocctl: {text}")
     finally:
-        if printer is not None:
-            printer.close()
+        printer.close()
     if args.json:
-        print(json.dumps(outcome.receipt, indent=1, ensure_ascii=False))
-    for text in outcome.trouble:
-        complain(text)
-    verdict = outcome.receipt["verdict"]
+        tell(json.dumps(outcome.receipt, indent=1, ensure_ascii=False))
+    return outcome.code
+
+
+def _verdict(run_id: str, verdict: dict[str, Any]) -> str:
+    """The last line: people read the sentence, programs the brackets."""
     observed = "" if verdict["final"] else ", first observed"
     summary = f"{verdict['outcome']}{observed}: {verdict['summary']}"
-    complain(f"{layout.run_id}: {summary} [exit {outcome.code}, origin {verdict['origin']}]")
-    return outcome.code
+    return f"{run_id}: {summary} [exit {verdict['code']}, origin {verdict['origin']}]"
 
 
 def versions() -> dict[str, str]:

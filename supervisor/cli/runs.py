@@ -75,5 +75,29 @@ def attempt_of(run_id: str) -> int:
 
 
 def complain(text: object) -> None:
-    """A sentence on stderr."""
-    print(f"allocctl: {text}", file=sys.stderr)
+    """A sentence on stderr, if anybody reads there."""
+    with suppress(OSError):
+        print(f"allocctl: {text}", file=sys.stderr)
+
+
+def tell(text: str) -> None:
+    """A line on stdout. That nobody reads there changes no exit code."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        give_up_stdout()
+        complain(f"stdout: {sentence(error)}")
+
+
+def give_up_stdout() -> None:
+    """What is still to be written there goes nowhere, so that Python's own last flush does not fail."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def sentence(error: OSError) -> str:
+    """What went wrong with which file."""
+    where = f"{error.filename}: " if error.filename else ""
+    what = error.strerror or str(error) or ("no answer" if isinstance(error, TimeoutError) else type(error).__name__)
+    return f"{where}{what}"

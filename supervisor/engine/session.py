@@ -31,11 +31,15 @@ RECEIPT_LIMIT: Final = 10.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its exit code, its receipt, and sentences about what could not be saved."""
+    """How a run ended: its receipt, and sentences about what could not be saved."""
 
-    code: int
     receipt: dict[str, Any]
     trouble: tuple[str, ...] = ()
+
+    @property
+    def code(self) -> int:
+        """The run's exit code."""
+        return int(self.receipt["verdict"]["code"])
 
 
 def drive(
@@ -107,10 +111,17 @@ async def _conclude(engine: Engine, opening: ev.RunOpened) -> Outcome:
         versions=opening.versions,
         journal_trouble=engine.journal_trouble,
     )
-    code = document["verdict"]["code"]
     try:
         await in_thread(receipts.write_run_receipt, engine.layout.run_dir, document, limit=RECEIPT_LIMIT)
-    except (OSError, TimeoutError) as error:
-        trouble.append(f"the receipt could not be written in {engine.layout.run_dir}: {error or 'no answer'}")
-        code = code or codes.FAULT
-    return Outcome(code, document, tuple(trouble))
+    except OSError as error:  # TimeoutError is one
+        text = f"the receipt could not be written in {engine.layout.run_dir}: {error or 'no answer'}"
+        trouble.append(text)
+        if document["verdict"]["code"] == codes.OK:
+            document["verdict"] = _unproven(document["verdict"], text)
+    return Outcome(document, tuple(trouble))
+
+
+def _unproven(verdict: dict[str, Any], why: str) -> dict[str, Any]:
+    """What becomes of a success when its proof cannot be saved: a fault of ours."""
+    ours = {"outcome": "failure", "code": codes.FAULT, "origin": "allocd", "reason": "fault"}
+    return {**verdict, **ours, "summary": f"the run completed, but {why}", "because": [*verdict["because"], why]}
