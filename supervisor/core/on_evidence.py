@@ -56,7 +56,7 @@ def marker_published(turn: Turn, event: ev.MarkerPublished) -> None:
     if decision is None or event.code == decision.exit:
         return
     turn.note(f"the marker says {event.code}, published earlier; the run was to end with {decision.exit}")
-    if decision.reason == "completed":
+    if decision.reason == "completed" and not turn.state.failures:
         text = f"the marker says {event.code}, published before the supervisor could publish {decision.exit}"
         take_back(turn, turn.failure(turn.plan.coordinator, "marker", event.code, text))
 
@@ -70,14 +70,17 @@ def take_back(turn: Turn, failure: Failure) -> None:
 
 def marker_failed(turn: Turn, event: ev.MarkerFailed) -> None:
     """It could not be read, or not be published: before the decision nothing is ever published."""
+    marker = turn.state.marker
     if event.asked or not turn.ending:
         if 0 < turn.state.reading <= (event.asked or turn.state.seq):
             marker_trouble(turn, event.error)
         else:
             turn.note(f"a look at the marker failed: {event.error}")
-    elif event.blocked and not turn.state.coordinator_gone:
+    elif marker.status != "publishing":
+        turn.note(f"the marker was given up before: {event.error}")
+    elif event.blocked and not marker.replacing:  # the coordinator may have gone since: see retry_marker
         turn.clear_timers("marker")
-        turn.change(marker=replace(turn.state.marker, status="blocked", error=event.error))
+        turn.change(marker=replace(marker, status="blocked", error=event.error))
     else:
         marker_trouble(turn, event.error)
 

@@ -228,6 +228,7 @@ class MarkerState:
     """`status`: none, publishing, published, blocked (something that is no marker is in its place), failed."""
 
     status: str = "none"
+    replacing: bool = False  # the last try might replace what stood in its place
     code: int | None = None
     outcome: str | None = None
     found: str | None = None  # what the last look saw

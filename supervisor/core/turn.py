@@ -7,7 +7,7 @@ has changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,7 +17,6 @@ from supervisor.core import events as ev
 from supervisor.core.plan import Plan
 from supervisor.core.state import (
     BEFORE_THE_END,
-    COORDINATOR_FIRST,
     FINAL,
     GUARDS,
     KILL_MARGIN,
@@ -165,7 +164,8 @@ class Turn:
         self.decide(reason, failure.code)
 
     def decide(self, reason: str, code: int) -> None:
-        """End the run. Nothing after this is a failure; no step starts after this."""
+        """End the run. Nothing after this is a failure; no step starts after this. The rule `stop_ranks` does the
+        rest."""
         assert reason in STOP_REASONS  # noqa: S101 - a closed list
         if self.ending:
             return
@@ -178,15 +178,6 @@ class Turn:
             if rank.phase == "issued":
                 self.withdraw(rank.rank)
         self.publish(code)
-        if reason == "completed":
-            return  # the workers are stopped when the marker is there: see the rule next_tier
-        self.stop_now(self._first_tier(reason))
-
-    def _first_tier(self, reason: str) -> tuple[int, ...]:
-        coordinator = self.state.coordinator
-        if reason in COORDINATOR_FIRST and coordinator and not self.state.coordinator_gone:
-            return (coordinator.rank,)
-        return tuple(rank.rank for rank in self.state.ranks)
 
     def _judge_suspects(self, reason: str) -> None:
         """The end of the run judges second looks that are under way: dead because the work was done, or by itself."""
@@ -198,22 +189,18 @@ class Turn:
             if rank.suspect:
                 self.change_rank(rank.rank, suspect=None)
 
-    def stop_now(self, ranks: Iterable[int]) -> None:
-        decision = self.state.decision
+    def stop(self, number: int) -> None:
+        """Stop a rank because the run is decided. One that was not started yet never will be; one that has ended
+        already is ended by its agent."""
+        decision, rank = self.state.decision, self.rank(number)
         assert decision is not None  # noqa: S101 - only called after one
-        for number in ranks:
-            rank = self.rank(number)
-            if rank.stop is not None or rank.phase in FINAL:
-                continue
-            self.change_rank(number, stop=decision.reason)
-            if rank.phase == "spawned":
-                self.kill_step(number)
-            elif rank.killed_step:
-                continue
-            elif rank.phase in ("ready", "launching", "running"):
-                self.change_rank(number, exit=decision.exit)
-                self.ask(cmd.StopRank(number, decision.reason, rank.grace, decision.exit))
-                self.set_timer(f"stop:{number}", rank.grace + (KILL_MARGIN if rank.agent else 0.0))
+        self.change_rank(number, stop=decision.reason)
+        if rank.phase == "spawned":
+            self.kill_step(number)
+        elif rank.phase in ("ready", "launching", "running") and not rank.killed_step:
+            self.change_rank(number, exit=decision.exit)
+            self.ask(cmd.StopRank(number, decision.reason, rank.grace, decision.exit))
+            self.set_timer(f"stop:{number}", rank.grace + (KILL_MARGIN if rank.agent else 0.0))
 
     def withdraw(self, number: int) -> None:
         """The step that was asked for is not wanted any more: it is refused, or ended as soon as it is made."""
@@ -243,9 +230,10 @@ class Turn:
     # --- marker and artifacts ------------------------------------------------------------------------------------
 
     def publish(self, code: int) -> None:
-        self.change(marker=replace(self.state.marker, status="publishing"))
+        gone = self.state.coordinator_gone
+        self.change(marker=replace(self.state.marker, status="publishing", replacing=gone))
         self.set_timer("marker", MARKER_LIMIT)
-        self.ask(cmd.PublishMarker(code, "supervisor", self.state.coordinator_gone))
+        self.ask(cmd.PublishMarker(code, "supervisor", gone))
 
     def settle(self) -> None:
         """The work seems to be done: look whether marker or note say something else."""
