@@ -37,11 +37,7 @@ demo: $(STAMP)
 	sh config/demo.sh
 
 bench: $(STAMP)
-	@for file in tests/bench/*_bench.py; do \
-	    module=tests.bench.$$(basename "$$file" .py); \
-	    echo "$(VENV)/bin/python -m $$module $(ARGS)"; \
-	    $(VENV)/bin/python -m "$$module" $(ARGS) || exit; \
-	done
+	$(VENV)/bin/python -m tests.bench $(ARGS)
 
 # The name that people type.
 .PHONY: $(VENV)
