@@ -41,11 +41,12 @@ TERMINAL: Final = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "
 OF_AN_ALLOCATION: Final = ("SLURM", "ENVIRONMENT")
 
 
-def until(happened: Callable[[], T], what: str, limit: float = LIMIT) -> T:
-    """The first answer that is true. AssertionError that names `what` after `limit` seconds."""
+def until(happened: Callable[[], T], what: str, limit: float = LIMIT, about: object = "") -> T:
+    """The first answer that is true. AssertionError after `limit` seconds, with `what` was waited for and all that is
+    known then `about` it: a run."""
     deadline = time.monotonic() + limit
     while not (answer := happened()):
-        assert time.monotonic() < deadline, f"waited {limit:g} s in vain for {what}"
+        assert time.monotonic() < deadline, f"waited {limit:g} s in vain for {what}{about}"
         time.sleep(0.005)
     return answer
 
@@ -71,13 +72,13 @@ def touch(name: str) -> str:
 def await_files(name: str, *ranks: int) -> str:
     """Shell: wait until each rank has made its file `name`."""
     there = " && ".join(f'[ -e "$ALLOCD_RUN_DIR/{name}.{rank}" ]' for rank in ranks)
-    return f"until {there}; do sleep 0.02; done"
+    return f"until {there}; do sleep 0.05; done"
 
 
 UP: Final = touch("up")
 SLEEP: Final = "while :; do sleep 1000 & wait; done"
-"""Shell: sleep until a trap ends it. The trap runs at once, for `wait` returns where a sleep in the foreground would not,
-and it runs though the sleep gets the signal first."""
+"""Shell: sleep until a trap ends it. The trap runs at once, for `wait` returns where a sleep in the foreground would
+not, and it runs though the sleep gets the signal first."""
 SERVE: Final = sh(f"trap '{touch('ended')}; exit 0' TERM; {UP}; {SLEEP}")
 """A worker as it should be: says `up`, and on TERM says `ended` and exits 0."""
 
@@ -114,7 +115,7 @@ class Run:
     def directory(self) -> Path:
         """The run directory. Waits for the journal in it: a run without one has not begun."""
         if not self._found:
-            self._found = until(self._find, f"a run in {self.base}{self}")
+            self._found = self.until(self._find, f"a run in {self.base}")
         return self._found[0]
 
     def _find(self) -> list[Path]:
@@ -130,6 +131,10 @@ class Run:
         """The engine's pid, wherever it was started."""
         return int(self.first("RunOpened")["pid"])
 
+    def until(self, happened: Callable[[], T], what: str, limit: float = LIMIT) -> T:
+        """`until`, and when it is in vain, what is known of the run: where its engine is, too."""
+        return until(happened, what, limit, _Where(self))
+
     def file(self, name: str) -> str | None:
         """The content of a file in the run directory; None when it is not there."""
         path = self.directory / name
@@ -137,7 +142,7 @@ class Run:
 
     def wait_file(self, *names: str, limit: float = LIMIT) -> None:
         """Wait for files in the run directory."""
-        until(lambda: all((self.directory / name).exists() for name in names), f"{', '.join(names)}{self}", limit)
+        self.until(lambda: all((self.directory / name).exists() for name in names), ", ".join(names), limit)
 
     def log(self, rank: int, kind: str) -> str:
         """A rank's log: out, err or srun."""
@@ -175,7 +180,7 @@ class Run:
             found = self.events(name, **wanted)
             return found if len(found) >= count else []
 
-        return until(enough, f"{count} x {name} {wanted or ''}{self}", limit)
+        return self.until(enough, f"{count} x {name} {wanted or ''}", limit)
 
     # the end
 
@@ -185,7 +190,7 @@ class Run:
         try:
             return self.process.wait(limit)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"allocctl run has not ended within {limit:g} s{self}") from None
+            raise AssertionError(f"allocctl run has not ended within {limit:g} s{_Where(self)}") from None
 
     def job_end(self, *states: str, limit: float = LIMIT) -> dict[str, str]:
         """Wait for the job to be over (or in one of `states`): its record as scontrol shows it."""
@@ -219,7 +224,7 @@ class Run:
             over = {rank: row for rank, row in rows.items() if row[0] not in ("RUNNING", "PENDING")}
             return over if len(over) >= count else {}
 
-        return until(ended, f"the ends of {count} steps in accounting{self}")
+        return self.until(ended, f"the ends of {count} steps in accounting")
 
     # what is left
 
@@ -230,7 +235,7 @@ class Run:
 
     def wait_gone(self, limit: float = LIMIT) -> None:
         """Wait until no process of this run is left."""
-        until(lambda: not self.processes(), f"the end of {self.jobs.describe(self.processes())}{self}", limit)
+        self.until(lambda: not self.processes(), f"the end of {self.jobs.describe(self.processes())}", limit)
 
     def __str__(self) -> str:
         """For messages of failed waits: what is known of the run."""
@@ -238,6 +243,19 @@ class Run:
         words = "".join(f"\n--- {path.name}:\n{path.read_text(errors='replace')[-3000:]}" for path in found)
         journals = "".join(path.read_text()[-3000:] for path in self.base.glob("*/journal.jsonl"))
         return f"{words}\n--- the end of the journal:\n{journals}"
+
+
+class _Where:
+    """A run whose engine is made to say where it is, which ends it: see PYTHONFAULTHANDLER."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def __str__(self) -> str:
+        if self.run.process is not None and self.run.process.poll() is None:
+            self.run.process.send_signal(signal.SIGABRT)
+            self.run.process.wait(LIMIT)
+        return str(self.run)
 
 
 def alive(pid: int) -> bool:
@@ -263,6 +281,7 @@ class Jobs:
     cluster: Cluster
     directory: Path
     runs: list[Run] = field(default_factory=list)
+    _others: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _numbers: Any = field(default_factory=itertools.count)
 
     @property
@@ -309,7 +328,7 @@ class Jobs:
         with (base / "engine.log").open("ab") as log:
             process = subprocess.Popen(
                 [ALLOCCTL, "run", "--dir", str(base), str(plan)],
-                env={**self.env, **allocation.env, **(env or {})},
+                env={**self.env, "PYTHONFAULTHANDLER": "1", **allocation.env, **(env or {})},
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -317,6 +336,19 @@ class Jobs:
                 start_new_session=True,
             )
         return self._keep(Run(self, allocation.jobid, base, process))
+
+    def background(self, argv: list[str], allocation: Allocation) -> subprocess.Popen[bytes]:
+        """Start another program inside an allocation, its output to nobody; it is ended with the test."""
+        process = subprocess.Popen(
+            argv,
+            env={**self.env, **allocation.env},
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self._others.append(process)
+        return process
 
     def allocctl(self, *arguments: str, timeout: float = LIMIT) -> subprocess.CompletedProcess[str]:
         """`allocctl` as a person on the login node types it."""
@@ -347,11 +379,11 @@ class Jobs:
         return "; ".join(words)
 
     def close(self) -> None:
-        """End the engines that a failed test left."""
-        for run in self.runs:
-            if run.process is not None and run.process.poll() is None:
-                run.process.send_signal(signal.SIGKILL)
-                run.process.wait(LIMIT)
+        """End what was started here and still runs."""
+        engines = [run.process for run in self.runs if run.process is not None]
+        for process in (*self._others, *engines):
+            process.kill()
+            process.wait(LIMIT)
 
     def _keep(self, run: Run) -> Run:
         self.runs.append(run)

@@ -97,7 +97,9 @@ def test_a_worker_that_may_finish_is_none(jobs: Jobs) -> None:
     roles = {
         "worker": role("0,3", SERVE),
         "loader": role(1, sh(touch("up")), may_finish=True),
-        "client": role(2, sh(f"{EVERYBODY_IS_UP}; until grep -q RankEnded $ALLOCD_RUN_DIR/journal.jsonl; do :; done")),
+        "client": role(
+            2, sh(f"{EVERYBODY_IS_UP}; until grep -q RankEnded $ALLOCD_RUN_DIR/journal.jsonl; do sleep 0.05; done")
+        ),
     }
     run = jobs.start(jobs.plan(roles, coordinator=2), jobs.hold())
     assert run.wait() == 0, str(run)

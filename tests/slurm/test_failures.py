@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import Cluster
-from tests.slurm.jobs import SERVE, SLEEP, UP, Jobs, Run, alive, await_files, role, sh, touch, until
+from tests.slurm.jobs import SERVE, SLEEP, UP, Jobs, Run, alive, await_files, role, sh, touch
 
 OTHERS = (0, 1, 3)
 SLOW_TO_STOP = sh(f"trap 'sleep 0.5; {touch('ended')}; exit 0' TERM; echo rank $ALLOCD_RANK; {UP}; {SLEEP}")
@@ -82,7 +82,7 @@ def test_no_rank_survives_an_engine_killed_by_sigkill(jobs: Jobs, after: str) ->
     ranks = [event["pid"] for event in run.wait_events("RankStarted", 4)]
     os.kill(run.engine, signal.SIGKILL)
     killed = time.monotonic()
-    until(lambda: not any(map(alive, ranks)) and not run.processes(), f"the ranks' end{run}", limit=2.0)
+    run.until(lambda: not any(map(alive, ranks)) and not run.processes(), "the ranks' end", limit=2.0)
     print(f"from the engine's SIGKILL to the end of everything: {time.monotonic() - killed:.3f} s")
     journal = run.journal()
     assert (journal.damage, journal.tail) == (None, False) and len(journal.records) >= 13
