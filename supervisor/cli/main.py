@@ -59,10 +59,10 @@ def _verb(words: list[str]) -> int:
     if not words or words[0] not in VERBS:
         return _help(words)
     module = import_module(f"supervisor.cli.{words[0]}")
-    parser = _Parser(prog="allocctl")
-    module.add(parser.add_subparsers(dest="verb", required=True, prog="allocctl"))
+    verbs = _Parser().add_subparsers(prog="allocctl")
+    module.add(verbs)
     try:
-        args = parser.parse_args(words)
+        args = verbs.choices[words[0]].parse_args(words[1:])
     except SystemExit as end:  # after --help, or a wrong word
         return int(end.code or codes.OK)
     return int(module.run(args))

@@ -57,7 +57,8 @@ class Journal:
 
     def append(self, line: dict[str, Any]) -> None:
         """Queue a line. Never blocks, never fails."""
-        data = json.dumps(line, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        text = json.dumps(line, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        data = text.encode(errors="backslashreplace") + b"\n"  # a lone surrogate (a strange name) becomes JSON's escape
         with self._wake:
             self._queue.append(data)
             self._appended += 1

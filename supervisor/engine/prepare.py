@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,27 +45,50 @@ class Prepared:
 
 def layout_for(plan: Plan, base: str, attempt: str, jobid: str, nodes: tuple[str, ...]) -> Layout:
     """The layout of a run that is not made (for a dry run)."""
-    run_dir = os.path.join(os.path.abspath(base), attempt)
+    run_dir = os.path.join(absolute(base), attempt)
     return Layout(plan, attempt, jobid, run_dir, nodes, secrets.token_hex(8))
 
 
 def prepare(plan: Plan, plan_text: str, base: str, attempt: str, jobid: str, nodes: tuple[str, ...]) -> Prepared:
-    """Make the run directory and what belongs in it. Raises Unfit."""
-    run_id, run_dir = _make_directory(os.path.abspath(base), attempt)
+    """Make the run directory and what belongs in it. Raises Unfit; nothing of it is left then."""
+    run_id, run_dir = _make_directory(absolute(base), attempt)
     layout = Layout(plan, run_id, jobid, run_dir, nodes, secrets.token_hex(8))
     try:
-        os.mkdir(layout.logs)
-        _write(layout.at(PLAN_COPY), plan_text.encode())
-        _write(layout.at(AGENT), agent_archive())
-        _write(layout.at(SHELL), Path(agent.__path__[0], SHELL).read_bytes())
-        _make_contract_directories(layout)
-        _refuse_existing(layout)
-        lock = _claim_marker(layout)
-        return Prepared(layout, lock, () if lock is None else _set_aside_old_marker(layout))
+        return _fill(layout, plan_text)
     except OSError as error:
-        raise Unfit(
-            f"{error.filename or run_dir}: {error.strerror or error}: choose another place with --dir"
-        ) from error
+        shutil.rmtree(run_dir, ignore_errors=True)
+        where = error.filename or run_dir
+        raise Unfit(f"{where}: {error.strerror or error}: choose another place with --dir") from error
+    except Unfit:
+        shutil.rmtree(run_dir, ignore_errors=True)
+        raise
+
+
+def absolute(base: str) -> str:
+    """Where run directories are made, from the root. Raises Unfit for a path that could not be told to anybody, and
+    where there is no working directory for the ranks."""
+    try:
+        path = os.path.join(os.getcwd(), base)
+    except FileNotFoundError:
+        raise Unfit("the working directory does not exist any more: change to one that does") from None
+    path = os.path.normpath(path)
+    if not path.isprintable():
+        raise Unfit(f"{path!a}: a path that is no printable text: choose another place with --dir")
+    return path
+
+
+def _fill(layout: Layout, plan_text: str) -> Prepared:
+    """Everything in the run directory. Raises OSError, Unfit."""
+    os.mkdir(layout.logs)
+    _write(layout.at(PLAN_COPY), plan_text.encode())
+    _write(layout.at(AGENT), agent_archive())
+    _write(layout.at(SHELL), Path(agent.__path__[0], SHELL).read_bytes())
+    _make_contract_directories(layout)
+    _refuse_existing(layout)
+    if Path(layout.marker).is_relative_to(layout.run_dir):
+        return Prepared(layout)
+    lock, notes = _claim_marker(layout.marker)
+    return Prepared(layout, lock, (*notes, *_set_aside_old_marker(layout)))
 
 
 def _make_directory(base: str, attempt: str) -> tuple[str, str]:
@@ -111,13 +135,10 @@ def _refuse_existing(layout: Layout) -> None:
         raise Unfit(f"outputs that the plan promises exist before the run: {listed}: move them away first")
 
 
-def _claim_marker(layout: Layout) -> int | None:
+def _claim_marker(marker: str) -> tuple[int | None, tuple[str, ...]]:
     """A marker outside of the run directory could belong to another run: a lock beside it is held for as long as this
-    engine lives (the kernel gives it back, whatever kills us)."""
-    marker = Path(layout.marker)
-    if marker.is_relative_to(layout.run_dir):
-        return None
-    marker.parent.mkdir(parents=True, exist_ok=True)
+    engine lives (the kernel gives it back, whatever kills us). Where the file system has no locks, that is noted."""
+    os.makedirs(os.path.dirname(marker), exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(f"{marker}.lock", flags, 0o644)
     try:
@@ -126,8 +147,9 @@ def _claim_marker(layout: Layout) -> int | None:
         os.close(descriptor)
         if error.errno in (errno.EACCES, errno.EAGAIN):
             raise Unfit(f"the marker {marker} is used by a run that lives: name another one (marker.path)") from error
-        raise
-    return descriptor
+        text = f"{marker}: {error.strerror}: nothing keeps a second run from using the same marker"
+        return None, (text,)
+    return descriptor, ()
 
 
 def _set_aside_old_marker(layout: Layout) -> tuple[str, ...]:

@@ -18,7 +18,8 @@ StrPath = str | os.PathLike[str]
 
 def render(document: dict[str, Any]) -> bytes:
     """A receipt as its file's bytes."""
-    return json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False).encode() + b"\n"
+    text = json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False)
+    return text.encode(errors="backslashreplace") + b"\n"  # a lone surrogate (a strange name) becomes JSON's escape
 
 
 def write_run_receipt(run_dir: StrPath, document: dict[str, Any]) -> Path:
