@@ -19,6 +19,13 @@ trap '{touch("ended")}; exit 0' TERM
 {SLEEP}""")
 """It ends in order, and its grandchild stays: that one ignores the signal, and its own parent does."""
 
+LEAVES_A_LATE_CHILD = sh(f"""
+trap 'sh -c "$LATE" & {await_files("late", 1)}; exit 0' TERM
+{UP}; {SLEEP}""")
+"""Its handler starts a process that stays, and that nobody has told to end."""
+
+LATE_CHILD = f"trap '{touch('ended')}; exit 0' TERM; {touch('late')}; {SLEEP}"
+
 FORKS_A_DAEMON = py("""
 import os, signal, time
 run, rank = os.environ["ALLOCD_RUN_DIR"], os.environ["ALLOCD_RANK"]
@@ -79,6 +86,16 @@ until [ -e $ALLOCD_RUN_DIR/end ]; do sleep 0.02; done""")
         (0, None),
         (0, None),
     ]
+
+
+def test_what_a_handler_leaves_behind_is_told_to_end_as_well(jobs: Jobs) -> None:
+    """At once, for it never got the signal of the stop: it is not left to a KILL at the end of the grace."""
+    late = role(1, LEAVES_A_LATE_CHILD, env={"LATE": LATE_CHILD}, grace=60)
+    roles = {"late": late, "client": role(0, sh(await_files("up", 1)))}
+    run = jobs.start(jobs.plan(roles, coordinator=0, nodes=2), jobs.hold(2))
+    assert run.wait() == 0, str(run)
+    assert run.file("ended.1") is not None
+    assert run.first("TreeGone", rank=1)["killed"] == 0
 
 
 def test_a_rank_whose_agent_is_killed_goes_with_it_and_the_run_says_so(jobs: Jobs) -> None:
