@@ -60,20 +60,6 @@ def contracts_done(turn: Turn) -> bool:
     return True
 
 
-def next_tier(turn: Turn) -> bool:
-    """The coordinator has been stopped: now the workers. Or the marker is there: the work is done."""
-    decision = turn.state.decision
-    if decision is None:
-        return False
-    if decision.reason == "completed" and turn.state.marker.status in ("publishing", "blocked"):
-        return False
-    if decision.reason in COORDINATOR_FIRST and not turn.state.coordinator_gone:
-        return False
-    todo = [rank.rank for rank in turn.state.ranks if rank.stop is None and rank.phase not in FINAL]
-    turn.stop_now(todo)
-    return bool(todo)
-
-
 def retry_marker(turn: Turn) -> bool:
     """Something that is no marker stood in its place; with the coordinator gone it may be replaced."""
     decision = turn.state.decision
@@ -81,6 +67,27 @@ def retry_marker(turn: Turn) -> bool:
         return False
     turn.publish(decision.exit)
     return True
+
+
+def stop_ranks(turn: Turn) -> bool:
+    """The run is decided: its ranks are stopped, tier by tier."""
+    todo = [rank.rank for rank in tier(turn) if rank.stop is None and rank.phase not in FINAL]
+    for number in todo:
+        turn.stop(number)
+    return bool(todo)
+
+
+def tier(turn: Turn) -> tuple[RankState, ...]:
+    """The ranks that may be stopped now. When the work is done, nobody before the marker is there; and where something
+    stands in the marker's place, the coordinator before the others, for only then is it replaced."""
+    decision, marker = turn.state.decision, turn.state.marker.status
+    if decision is None or (decision.reason == "completed" and marker == "publishing"):
+        return ()
+    blocked = decision.reason == "completed" and marker == "blocked"
+    coordinator = turn.state.coordinator
+    if coordinator and not turn.state.coordinator_gone and (blocked or decision.reason in COORDINATOR_FIRST):
+        return (coordinator,)
+    return turn.state.ranks
 
 
 def release(turn: Turn) -> bool:
@@ -128,8 +135,8 @@ RULES: Final[tuple[Callable[[Turn], bool], ...]] = (
     all_running,
     nothing_to_wait_for,
     contracts_done,
-    next_tier,
     retry_marker,
+    stop_ranks,
     release,
     all_over,
 )

@@ -17,7 +17,6 @@ from supervisor.core import events as ev
 from supervisor.core.plan import Plan
 from supervisor.core.state import (
     BEFORE_THE_END,
-    FINAL,
     GUARDS,
     KILL_MARGIN,
     LATE,
