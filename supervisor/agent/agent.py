@@ -76,7 +76,6 @@ GRACE_LIMIT = 3600.0
 FAREWELL = 120.0  # a finished agent waits that long for bye
 LINGER = 0.1  # from the report of a failure to the exit, see leave_soon
 LOST_GRACE, LOST_LIMIT = 1.5, 1.8  # when the channel has ended: to KILL, and to leaving whatever resists it
-NEWBORN = 0.1  # a process of that age may not have heard a signal to its group
 KILL_LIMIT = 10.0  # from the first KILL to giving up: another user's process, or one stuck in the kernel
 KILL_PAUSE = (0.005, 0.25)  # between two rounds of KILL: the first pause, doubled up to the last
 LOOK_PAUSE = 0.25  # between two looks at processes whose end no signal announces
@@ -377,8 +376,8 @@ class Agent:
         self.logs: list[int] = []
         self.flusher = 0
         self.ordered = 0  # the last stop signal that was asked for
-        self.told = 0  # the process group that has got it; what of it is younger than `heard` may not have
-        self.heard = 0  # in ticks, see Process.born
+        self.told = 0  # the process group that has got it, but for those born since `heard` (see Process.born)
+        self.heard = 0
         self.killed: set[tuple[int, int]] = set()
         self.refusing: set[int] = set()
         self.pause = KILL_PAUSE[0]
@@ -626,7 +625,7 @@ class Agent:
     def tell(self, number: int) -> None:
         """Signal the group that the main process leads. CONT lets a suspended rank see it."""
         self.told = self.main
-        self.heard = int((time.clock_gettime(time.CLOCK_BOOTTIME) - NEWBORN) * os.sysconf("SC_CLK_TCK"))
+        self.heard = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
         try:
             os.killpg(self.main, number)
             os.killpg(self.main, signal.SIGCONT)
@@ -731,7 +730,7 @@ class Agent:
 
     def clear(self) -> None:
         """The main process has left others behind: TERM, unless a stop has told them already, and KILL after the
-        grace. Not told is also who was born later, by a handler, or just before: the child of a shell has the shell's
+        grace. Not told is also who was born later, by a handler, or in the same tick: a shell's child has the shell's
         handlers until its exec, and loses what comes then."""
         for each in self.tree():
             if each.group != self.told or each.born >= self.heard:
