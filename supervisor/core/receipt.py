@@ -21,7 +21,16 @@ from supervisor.core.layout import Layout
 from supervisor.core.state import End, Failure, RankState, RunState
 from supervisor.core.story import timeline
 from supervisor.core.truth import Answer, Truth, decide, step_disagreements
-from supervisor.core.verdict import Evidence, Verdict, evidence_of, first_failure, judge_run, judge_sealed
+from supervisor.core.verdict import (
+    NATIVE,
+    Evidence,
+    Verdict,
+    class_of,
+    evidence_of,
+    first_failure,
+    judge_run,
+    judge_sealed,
+)
 
 SCHEMA_VERSION: Final = 1
 
@@ -86,7 +95,7 @@ def run_receipt(
 
 def statuses(state: RunState) -> Document:
     """Native, artifact, checker and collection status, each by itself: none hides another."""
-    native = [failure for failure in state.failures if failure.what in ("exit", "signal", "not_started", "step_lost")]
+    native = [failure for failure in state.failures if class_of(failure) == NATIVE]
     broken = [contract for contract in state.contracts if contract.state in ("invalid", "late")]
     unfinished = [contract for contract in state.contracts if not contract.final]
     fault = any(failure.what == "fault" for failure in state.failures)
@@ -100,18 +109,21 @@ def statuses(state: RunState) -> Document:
 
 
 def consequences(state: RunState) -> list[RankState]:
-    """The ranks that ended because the run did: stopped by us, or ended after the decision."""
+    """The ranks that ended because the run did: stopped by us, or ended after the decision, or never started."""
     decision = state.decision
     if decision is None or decision.reason == "completed":
         return []
     failed = {failure.rank for failure in state.failures if failure.what != "marker"}
-    fell = (rank for rank in state.ranks if rank.end is not None and rank.end.seq > decision.seq)
-    never = (rank for rank in state.ranks if rank.end is None and rank.refused is None and not rank.started)
-    return [rank for rank in (*fell, *never) if rank.rank not in failed]
+    return [rank for rank in state.ranks if rank.rank not in failed and _fell(rank, decision.seq)]
+
+
+def _fell(rank: RankState, decided: int) -> bool:
+    return rank.refused is None if rank.end is None else rank.end.seq > decided
 
 
 def _consequence(rank: RankState) -> Document:
-    how = describe_end(rank.end) if rank.end else "was never started"
+    unseen = "ended unseen" if rank.started else "was never started"
+    how = describe_end(rank.end) if rank.end else unseen
     return {"rank": rank.rank, "role": rank.role, "node": rank.node, "reason": rank.stop, "text": how}
 
 
@@ -152,11 +164,8 @@ def sealed_receipt(
 
 def _step_disagreements(run: Document | None, truth: Truth) -> Iterable[str]:
     """Our own steps: what accounting says against what the engine saw."""
-    seen = {
-        str(rank["step"]): int(rank["returncode"])
-        for rank in (run or {}).get("ranks", ())
-        if rank.get("step") is not None and (rank.get("returncode") or 0) >= 0 and rank.get("returncode") is not None
-    }
+    ends = ((rank.get("step"), rank.get("returncode")) for rank in (run or {}).get("ranks", ()))
+    seen = {str(step): code for step, code in ends if step is not None and isinstance(code, int) and code >= 0}
     return step_disagreements(truth.steps, seen) if seen else ()
 
 
@@ -190,5 +199,7 @@ def replay(document: Document) -> tuple[Verdict, bool]:
             raise NotAReceipt(f"a receipt is of kind run or sealed, found {kind!r}")
         same = (verdict.outcome, verdict.code, verdict.origin, verdict.reason)
         return verdict, same == (saved["outcome"], saved["code"], saved["origin"], saved["reason"])
-    except (KeyError, TypeError, AttributeError) as error:
+    except NotAReceipt:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise NotAReceipt(f"not a receipt: {error!r}") from error

@@ -96,13 +96,12 @@ def evidence_of(state: RunState, *, engine_lost: bool = False) -> Evidence:
 
 def first_failure(failures: Iterable[Failure]) -> Failure | None:
     """The failure that decides: the best class, then the lowest sequence number."""
-    return min(failures, key=lambda failure: (_class_of(failure), failure.seq), default=None)
+    return min(failures, key=lambda failure: (class_of(failure), failure.seq), default=None)
 
 
-def _class_of(failure: Failure) -> int:
-    if failure.origin == "native":
-        return NATIVE
-    return PRECEDENCE[failure.what]
+def class_of(failure: Failure) -> int:
+    """The failure's class: the lower outranks the higher."""
+    return NATIVE if failure.origin == "native" else PRECEDENCE[failure.what]
 
 
 def judge_run(evidence: Evidence, *, final: bool) -> Verdict:
@@ -123,8 +122,8 @@ def judge_run(evidence: Evidence, *, final: bool) -> Verdict:
 
 
 def _failed(failure: Failure, final: bool, more: tuple[str, ...] = ()) -> Verdict:
-    reason = {"time_limit": "time_limit", "stop": "stop_requested"}.get(failure.what, REASONS[_class_of(failure)])
-    first = f"first failure: {failure.text} (journal line {failure.seq})"
+    reason = {"time_limit": "time_limit", "stop": "stop_requested"}.get(failure.what, REASONS[class_of(failure)])
+    first = f"{'first failure' if final else 'first observed'}: {failure.text} (journal line {failure.seq})"
     return Verdict("failure", failure.code, failure.origin, reason, failure.text, (first, *more), final)
 
 
@@ -134,20 +133,24 @@ def _unverifiable(summary: str, because: tuple[str, ...], final: bool) -> Verdic
 
 def judge_sealed(evidence: Evidence | None, truth: Truth) -> Verdict:
     """The run (None: a job that allocd did not run) and what Slurm's records prove about the allocation."""
-    run = None if evidence is None else judge_run(evidence, final=False)
-    failure = None if evidence is None else first_failure(evidence.failures)
-    native = failure is not None and _class_of(failure) == NATIVE
+    run = None if evidence is None else judge_run(evidence, final=True)
     if not truth.settled:
         return _without_record(run, truth)
-    if explains_ends(truth) and not (native and failure and not failure.provisional):
-        seen = () if failure is None else (f"first observed, and explained by that: {failure.text}",)
-        return _by_slurm(truth, *seen)
+    failure = None if evidence is None else first_failure(evidence.failures)
+    native = failure is not None and class_of(failure) == NATIVE
+    if run is None or failure is None or not native:
+        return _run_or_record(run, truth)
+    if failure.provisional and explains_ends(truth):
+        return _by_slurm(truth, f"first observed, and explained by that: {failure.text}")
+    return _failed(failure, True, (_record_of(truth), *_comparison(failure.code, truth)))
+
+
+def _run_or_record(run: Verdict | None, truth: Truth) -> Verdict:
+    """No rank failed by itself: the run's own word counts where Slurm's record does not deny it."""
     if run is None:
         return _by_slurm(truth)
-    if native and failure is not None:
-        return _failed(failure, True, (_record_of(truth), *_comparison(failure.code, truth)))
     if truth.succeeded or (run.outcome != "success" and confirms(truth, run.code)):
-        return replace(run, because=(*run.because, _record_of(truth)), final=True)
+        return replace(run, because=(*run.because, _record_of(truth)))
     return _by_slurm(truth, f"the run itself says {run.outcome} ({run.code}), which Slurm's record denies")
 
 
@@ -157,7 +160,8 @@ def explains_ends(truth: Truth) -> bool:
 
 
 def confirms(truth: Truth, code: int) -> bool:
-    """Whether the job's own exit code can be `code` (sacct folds codes of 128 and more)."""
+    """Whether the job's own exit code can be `code` (sacct folds codes of 128 and more). A state in which Slurm ended
+    the job has no such code."""
     return truth.native is not None and truth.source is not None and agrees(code, truth.native, truth.source)
 
 
