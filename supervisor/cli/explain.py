@@ -1,12 +1,13 @@
 """`allocctl explain`: how a run's verdict came about, in sentences: what failed first, what fell because of it, and
-what the verdict is derived from."""
+what else was seen. Each thing is said once; what went as it should is said in a line.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from supervisor.cli.runs import NoSuchRun, complain, find_run
@@ -16,16 +17,17 @@ from supervisor.core import codes
 
 TAIL_LINES: Final = 10
 TAIL_BYTES: Final = 8192
-AROUND: Final = 6  # lines of the timeline on each side of the first failure
+BEFORE, AFTER = 4, 8  # lines of the timeline around the first failure
+ENDS: Final = 8  # lines of the timeline at its beginning and its end, where nothing failed
+
+ORIGINS: Final = {"native": "a rank's own", "slurm": "by Slurm's record", "allocd": "allocd's"}
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = subparsers.add_parser("explain", help="how a run's verdict came about, in sentences")
     parser.add_argument("run", nargs="?", help="the run's id or directory (default: this allocation's)")
-    parser.add_argument(
-        "--all", action="store_true", help="the whole timeline, not only what is around the first failure"
-    )
+    parser.add_argument("--all", action="store_true", help="the whole timeline, not only what is around the failure")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -40,56 +42,87 @@ def run(args: argparse.Namespace) -> int:
         keys = ("run_id", "verdict", "first_failure", "consequences", "doubts", "notes", "status", "timeline")
         print(json.dumps({"schema_version": 1, **{key: document[key] for key in keys}, "over": over}, indent=1))
     else:
-        print("\n".join(_story(document, over, args.all)))
+        print("\n".join(story(document, over, args.all)))
     return codes.OK
 
 
-def _story(document: Document, over: bool, whole: bool) -> Iterator[str]:
-    verdict = document["verdict"]
-    if over:
-        yield f"Run {document['run_id']} ({document['name']}): {verdict['outcome']}, exit code {verdict['code']}."
-        yield f"  {verdict['summary']}."
-    else:
-        yield f"Run {document['run_id']} ({document['name']}) is not over; what is known so far:"
-    if not verdict["final"] and over:
-        yield "  First observed: Slurm has not said how the job ended; `allocctl verify` seals this."
-    yield from _section("Why", verdict["because"] if over else ())
-    yield from _section("What is in doubt", document["doubts"])
-    yield from _failure(document)
-    fell = (
-        f"rank {item['rank']} ({item['role']}) on {item['node']} {item['text']}" for item in document["consequences"]
-    )
-    yield from _section("Because of that, and no failures of their own", fell)
-    yield from _section(
-        "Ranks", (f"rank {r['rank']} ({r['role']}) on {r['node']}: {how(r)}" for r in document["ranks"])
-    )
+def story(document: Document, over: bool, whole: bool = False) -> Iterator[str]:
+    """The explanation, line by line."""
+    verdict, failure = document["verdict"], document["first_failure"]
+    yield _headline(document, over)
+    said = [verdict["summary"]] if over or document["alive"] is False else []
+    yield from (f"  {text}." for text in said)
+    if failure and not _was_said(failure["text"], said):
+        said.append(failure["text"])
+        yield f"  What failed first: {failure['text']}."
+    yield from (f"  {text}." for text in _news(said, (*verdict["because"], *document["doubts"])))
+    if over and not verdict["final"]:
+        yield "  Slurm has not said yet how the job ended; `allocctl verify` asks, and seals this."
+    yield from _last_words(document)
+    fell = document["consequences"]
+    yield from _section("Ended because of that", _grouped((item, item["text"]) for item in fell))
+    told = {item["rank"] for item in fell} | ({failure["rank"]} if failure else set())
+    rest = (rank for rank in document["ranks"] if rank["rank"] not in told)
+    yield from _section("Other ranks" if told - {None} else "Ranks", _grouped((rank, how(rank)) for rank in rest))
     yield from _section("Artifacts", map(_artifact, document["artifacts"]))
-    yield from _section("Marker", [_marker(document["marker"])])
-    yield from _section("Timeline", _timeline(document, whole))
-    yield f"Everything: {document['run_dir']}"
+    yield from _section("Marker", [_marker(document)])
+    collected = (document["collected"] or {}).get("errors", ())
+    yield from _section("Not collected", (text.removeprefix("collect: ") for text in collected))
+    timeline = document["timeline"]
+    yield from _section("Also", _news([*said, *(line["text"] for line in timeline)], document["notes"]))
+    shown = timeline if whole else _around(timeline, failure)
+    left_out = "" if len(shown) == len(timeline) else " (`--all` tells all of it)"
+    yield from _section(f"Timeline{left_out}", (_moment(line, failure) for line in shown))
+    yield f"Everything is in {document['run_dir']}"
 
 
-def _section(title: str, lines: object) -> Iterator[str]:
-    listed = list(lines)  # type: ignore[call-overload]
+def _headline(document: Document, over: bool) -> str:
+    verdict, name = document["verdict"], f"Run {document['run_id']} ({document['name']})"
+    if over:
+        ended = {"success": "succeeded", "failure": "failed", "unverifiable": "is unverifiable"}[verdict["outcome"]]
+        return f"{name} {ended}: exit code {verdict['code']}, {ORIGINS[verdict['origin']]}."
+    if document["alive"] is False:
+        return f"{name} was left by its engine, which is gone without a receipt."
+    where = "" if document["alive"] else f" as far as can be seen from here; its engine is on {document['host']}"
+    return f"{name} is not over{where}: {document['phase']}."
+
+
+def _was_said(text: str, said: Iterable[str]) -> bool:
+    return any(text in line or line in text for line in said)
+
+
+def _news(said: Iterable[str], texts: Iterable[str]) -> list[str]:
+    """What has not been said yet, each once."""
+    before = list(said)
+    return [text for text in dict.fromkeys(texts) if not _was_said(text, before)]
+
+
+def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
+    listed = list(lines)
     if listed:
         yield f"{title}:"
         yield from (f"  {line}" for line in listed)
 
 
-def _failure(document: Document) -> Iterator[str]:
+def _grouped(items: Iterable[tuple[Document, str]]) -> Iterator[str]:
+    """Ranks of one role to which the same happened, in one line."""
+    from supervisor.cli.check import spans
+
+    groups: dict[tuple[str, str], list[Document]] = {}
+    for rank, text in items:
+        groups.setdefault((rank["role"], text), []).append(rank)
+    for (role, text), ranks in groups.items():
+        where = f" on {ranks[0]['node']}" if len(ranks) == 1 else ""
+        yield f"rank{'s' * (len(ranks) > 1)} {spans(tuple(rank['rank'] for rank in ranks))} ({role}){where}: {text}"
+
+
+def _last_words(document: Document) -> Iterator[str]:
+    """The end of the logs of the rank that failed first."""
     failure = document["first_failure"]
-    if not failure:
-        return
-    word = ", provisional: Slurm's own state may explain it" if failure["provisional"] else ""
-    yield f"What failed first (journal line {failure['seq']}{word}):"
-    yield f"  {failure['text']}"
-    if failure["rank"] is None:
+    if not failure or failure["rank"] is None:
         return
     for kind, path in document["ranks"][failure["rank"]]["logs"].items():
-        lines = tail(path)
-        if lines:
-            yield f"  the last lines of its {kind} ({path}):"
-            yield from (f"    {line}" for line in lines)
+        yield from _section(f"The end of {_short(path, document)}", tail(path))
 
 
 def tail(path: str) -> list[str]:
@@ -101,7 +134,8 @@ def tail(path: str) -> list[str]:
             text = file.read().decode(errors="replace")
     except OSError:
         return []
-    return ["".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in text.splitlines()[-TAIL_LINES:]]
+    lines = text.splitlines()[-TAIL_LINES:]
+    return ["".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines]
 
 
 def _artifact(item: Document) -> str:
@@ -110,20 +144,26 @@ def _artifact(item: Document) -> str:
     return f"{item['contract']}: {item['state']}{why}" + (f": {'; '.join(problems)}" if problems else "")
 
 
-def _marker(marker: Document) -> str:
-    if marker["code"] is not None:
-        return f"{marker['path']} says {marker['code']}"
-    return f"{marker['path']}: {marker['error'] or 'not published'}"
+def _marker(document: Document) -> str:
+    marker = document["marker"]
+    path = _short(marker["path"], document)
+    return (
+        f"{path} says {marker['code']}" if marker["code"] is not None else f"{path}: {marker['error'] or 'not there'}"
+    )
 
 
-def _timeline(document: Document, whole: bool) -> Iterator[str]:
-    lines = document["timeline"]
-    failure = document["first_failure"]
-    if not whole and failure:
-        place = next((n for n, line in enumerate(lines) if line["seq"] >= failure["seq"]), 0)
-        lines = lines[max(0, place - AROUND) : place + AROUND + 1]
-    elif not whole and len(lines) > 4 * AROUND:
-        lines = [*lines[: 2 * AROUND], *lines[-2 * AROUND :]]
-    for line in lines:
-        here = " <- first failure" if failure and line["seq"] == failure["seq"] else ""
-        yield f"{line['after']:9.3f} s  {line['text']}{here}"
+def _short(path: str, document: Document) -> str:
+    """A path below the run directory, which the last line tells."""
+    return path.removeprefix(f"{document['run_dir']}/")
+
+
+def _around(timeline: list[Document], failure: Document | None) -> list[Document]:
+    if failure:
+        place = next((n for n, line in enumerate(timeline) if line["seq"] >= failure["seq"]), 0)
+        return timeline[max(0, place - BEFORE) : place + AFTER + 1]
+    return timeline if len(timeline) <= 2 * ENDS else [*timeline[:ENDS], *timeline[-ENDS:]]
+
+
+def _moment(line: Document, failure: Document | None) -> str:
+    here = " <- the first failure" if failure and line["seq"] == failure["seq"] else ""
+    return f"{line['after']:9.3f} s  {line['text']}{here}"

@@ -28,14 +28,17 @@ def run(args: argparse.Namespace) -> int:
     for name in ("receipt.json", "receipt.run.json"):
         path = os.path.join(run_dir, name)
         try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read()
+            with open(path, "rb") as file:
+                data = file.read()
         except FileNotFoundError:
             continue
         except OSError as error:
             complain(f"{path}: {error.strerror}")
             return codes.UNREACHABLE
-        sys.stdout.write(path + "\n" if args.path else text)
+        if args.path:
+            print(path)
+        else:
+            sys.stdout.buffer.write(data)
         return codes.OK
     complain(f"{run_dir} has no receipt: the run is not over, or its engine was lost (see `allocctl verify`)")
     return codes.UNVERIFIABLE

@@ -70,8 +70,8 @@ def _run(args: argparse.Namespace, plan: Plan, plan_text: str) -> int:
     try:
         return _drive(args, prepared, launcher, client, plan_text)
     finally:
-        if prepared.lock is not None:
-            os.close(prepared.lock)
+        for descriptor in prepared.held:
+            os.close(descriptor)
 
 
 def _allocation(plan: Plan) -> tuple[str, str, tuple[str, ...]]:

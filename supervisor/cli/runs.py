@@ -34,8 +34,10 @@ def register(run_id: str, run_dir: str) -> None:
 
 
 def default_run() -> str:
-    """The run that is meant when none is named: this rank's, or this allocation's. Raises NoSuchRun."""
-    run = os.environ.get("ALLOCD_RUN_DIR") or os.environ.get("SLURM_JOB_ID")
+    """The run that is meant when none is named: this rank's, or this allocation's attempt. Raises NoSuchRun."""
+    from supervisor.core.marker import attempt_from
+
+    run = os.environ.get("ALLOCD_RUN_DIR") or attempt_from(dict(os.environ))
     if not run:
         raise NoSuchRun("which run? Name an id or a run directory (outside of an allocation there is no default)")
     return run

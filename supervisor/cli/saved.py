@@ -41,13 +41,19 @@ def run_document(run_dir: str) -> tuple[Document, bool]:
     Without a receipt the journal is folded: the document then has the same shape, and `alive` tells whether the engine
     lives (None: it runs on another host). Raises Unreadable.
     """
+    if document := _written(run_dir):
+        return document, True
+    folded = fold_document(run_dir)
+    if folded["alive"] is False and (document := _written(run_dir)):  # it has just ended, and not without a word
+        return document, True
+    return folded, False
+
+
+def _written(run_dir: str) -> Document | None:
     sealed = read_receipt(run_dir, "receipt.json")
     if sealed is not None and sealed.get("run"):
-        return {**sealed["run"], "verdict": sealed["verdict"], "sealed": True, "slurm": sealed.get("slurm")}, True
-    document = read_receipt(run_dir, "receipt.run.json")
-    if document is not None:
-        return document, True
-    return fold_document(run_dir), False
+        return {**sealed["run"], "verdict": sealed["verdict"], "sealed": True, "slurm": sealed.get("slurm")}
+    return read_receipt(run_dir, "receipt.run.json")
 
 
 def fold_document(run_dir: str) -> Document:
@@ -67,7 +73,7 @@ def fold_document(run_dir: str) -> Document:
         raise Unreadable(f"{path}: the run was not opened yet")
     opened = state.opened
     layout = Layout(state.plan, opened.run_id, opened.jobid, opened.run_dir, tuple(opened.nodes), "")
-    alive = engine_lives(opened.host, opened.pid)
+    alive = engine_lives(run_dir, opened.host, opened.pid)
     document = run_receipt(
         state,
         journal.records,
@@ -79,13 +85,49 @@ def fold_document(run_dir: str) -> Document:
     return {**document, "alive": alive, "phase": state.phase}
 
 
-def engine_lives(host: str, pid: int) -> bool | None:
-    """Whether the engine's process is there; None when it runs on another host and cannot be seen from here."""
+def run_is_over(run_dir: str) -> bool:
+    """Whether nothing more comes: there is a receipt, or the engine is gone. Raises Unreadable, OSError."""
+    if "receipt.run.json" in os.listdir(run_dir):
+        return True
+    path = os.path.join(run_dir, JOURNAL)
+    with open(path, encoding="utf-8") as file:
+        line = file.readline()
+    if not line.endswith("\n"):
+        return False
+    try:
+        opened = json.loads(line)
+        return engine_lives(run_dir, opened["host"], opened["pid"]) is False
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unreadable(f"{path} does not begin with the opening of a run") from error
+
+
+def engine_lives(run_dir: str, host: str, pid: int) -> bool | None:
+    """Whether the engine of a run lives; None when it runs on another host and cannot be seen from here.
+
+    Its number may be another process's by now: an engine is known by the run directory, which it holds open to its
+    end. Of another user's process only the command line can be seen.
+    """
     if host != socket.gethostname():
         return None
     try:
+        ours = os.stat(run_dir)
+        return any(_leads_to(ours, f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd"))
+    except PermissionError:
+        return _is_allocctl(pid)
+    except OSError:
+        return False
+
+
+def _leads_to(wanted: os.stat_result, link: str) -> bool:
+    try:
+        return os.path.samestat(wanted, os.stat(link))
+    except OSError:
+        return False
+
+
+def _is_allocctl(pid: int) -> bool:
+    try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read()
-            return b"allocctl" in words or b"supervisor" in words
+            return b"allocctl" in file.read()
     except OSError:
         return False

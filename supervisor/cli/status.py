@@ -54,16 +54,17 @@ def _lines(document: Document, over: bool) -> list[str]:
         f"  rank {rank['rank']:>3}  {rank['role']:<14} {rank['node']:<18} {how(rank)}" for rank in document["ranks"]
     )
     lines += (f"  artifact {item['contract']}: {item['state']}" for item in document["artifacts"])
-    if document["first_failure"]:
-        lines.append(f"  first failure: {document['first_failure']['text']}")
+    failure = document["first_failure"]
+    if failure and not (over and failure["text"] in document["verdict"]["summary"]):
+        lines.append(f"  first failure: {failure['text']}")
     return lines
 
 
 def _state(document: Document, over: bool) -> str:
     verdict = document["verdict"]
     if over:
-        seen = "" if verdict["final"] else " (first observed; `allocctl verify` seals it)"
-        return f"{verdict['outcome']} {verdict['code']} ({verdict['origin']}){seen}: {verdict['summary']}"
+        seen = "" if verdict["final"] else ", first observed (`allocctl verify` seals it)"
+        return f"{verdict['outcome']}, exit code {verdict['code']} ({verdict['origin']}){seen}: {verdict['summary']}"
     engine = {True: "", False: ", but its engine is gone", None: f", engine on {document['host']}"}[document["alive"]]
     return f"{document['phase']}{engine}"
 

@@ -35,11 +35,12 @@ class Unfit(Exception):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that may start. `lock` keeps a marker outside of the run directory from being used by two living runs;
-    `notes` are sentences for the journal."""
+    """A run that may start. `held` are descriptors that stay open until this process ends: the run directory, by which
+    others know that its engine lives, and the lock of a marker that lies elsewhere. `notes` are sentences for the
+    journal."""
 
     layout: Layout
-    lock: int | None = None
+    held: tuple[int, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -85,10 +86,9 @@ def _fill(layout: Layout, plan_text: str) -> Prepared:
     _write(layout.at(SHELL), Path(agent.__path__[0], SHELL).read_bytes())
     _make_contract_directories(layout)
     _refuse_existing(layout)
-    if Path(layout.marker).is_relative_to(layout.run_dir):
-        return Prepared(layout)
-    lock, notes = _claim_marker(layout.marker)
-    return Prepared(layout, lock, (*notes, *_set_aside_old_marker(layout)))
+    held, notes = _claim_marker(layout)
+    directory = os.open(layout.run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    return Prepared(layout, (directory, *held), notes)
 
 
 def _make_directory(base: str, attempt: str) -> tuple[str, str]:
@@ -135,9 +135,12 @@ def _refuse_existing(layout: Layout) -> None:
         raise Unfit(f"outputs that the plan promises exist before the run: {listed}: move them away first")
 
 
-def _claim_marker(marker: str) -> tuple[int | None, tuple[str, ...]]:
+def _claim_marker(layout: Layout) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """A marker outside of the run directory could belong to another run: a lock beside it is held for as long as this
     engine lives (the kernel gives it back, whatever kills us). Where the file system has no locks, that is noted."""
+    marker = layout.marker
+    if Path(marker).is_relative_to(layout.run_dir):
+        return (), ()
     os.makedirs(os.path.dirname(marker), exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(f"{marker}.lock", flags, 0o644)
@@ -148,8 +151,8 @@ def _claim_marker(marker: str) -> tuple[int | None, tuple[str, ...]]:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             raise Unfit(f"the marker {marker} is used by a run that lives: name another one (marker.path)") from error
         text = f"{marker}: {error.strerror}: nothing keeps a second run from using the same marker"
-        return None, (text,)
-    return descriptor, ()
+        return (), (text, *_set_aside_old_marker(layout))
+    return (descriptor,), _set_aside_old_marker(layout)
 
 
 def _set_aside_old_marker(layout: Layout) -> tuple[str, ...]:
