@@ -121,7 +121,7 @@ def _last_words(document: Document) -> Iterator[str]:
     failure = document["first_failure"]
     if not failure or failure["rank"] is None:
         return
-    for kind, path in document["ranks"][failure["rank"]]["logs"].items():
+    for path in document["ranks"][failure["rank"]]["logs"].values():
         yield from _section(f"The end of {_short(path, document)}", tail(path))
 
 
