@@ -691,30 +691,30 @@ class Agent:
         """Collect the dead: the main process first, for the engine waits for that one, then the orphans."""
         if self.state == STARTING:
             return  # the report pipe closes before its owner dies: `launched` comes first, and then this
-        ended = False
-        if self.main:
-            pid, status = os.waitpid(self.main, os.WNOHANG)
-            if pid:
-                ended = True
-                self.ended(status)
-        childless = self.reap_orphans()
+        main = self.main
+        if main:
+            self.collect(main)
+        childless = self.collect(-1)
         if self.state != CLEARING:
             return
         if childless:
             self.look()
         elif self.give_up in self.due:  # what comes down to us in the middle of the killing: one that forks
             self.strike(children())  # faster than a listing can follow is caught here
-        if ended and self.state == CLEARING:
+        if main and self.state == CLEARING:
             self.clear()
 
-    def reap_orphans(self) -> bool:
-        """Collect every dead child; whether there is none left, dead or alive."""
+    def collect(self, which: int) -> bool:
+        """Reap the dead of the children that waitpid(2) takes `which` for; whether there are none, dead or alive. Any
+        round may meet the main process: it can die while the orphans are collected."""
         try:
             while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(which, os.WNOHANG)
                 if pid == 0:
                     return False
-                if pid == self.flusher:
+                if pid == self.main:
+                    self.ended(status)
+                elif pid == self.flusher:
                     self.flushed(status)
         except ChildProcessError:
             return True

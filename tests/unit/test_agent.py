@@ -388,6 +388,15 @@ def test_a_signal_to_the_unborn_is_not_taken_for_one_to_the_agent(hire: Callable
     assert engine.story() == ["hello", "refused", "gone"]
 
 
+@needs_strace
+def test_a_main_process_that_dies_while_orphans_are_collected(hire: Callable[..., Engine]) -> None:
+    """Alive when it was asked for, dead when any child was: its status comes with the second question."""
+    engine = hire(traced("wait4:delay_exit=300000"))
+    engine.start(["sh", "-c", "sleep 0.1; exit 3"])
+    assert engine.until("ended")["code"] == 3
+    assert engine.until("gone")["left"] == 0
+
+
 def test_start_needs_a_whole_spec(engine: Engine) -> None:
     engine.say("spec", part='{"argv":', more=True)
     engine.say("start")
