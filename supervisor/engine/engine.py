@@ -36,7 +36,7 @@ from supervisor.engine.collect import collect
 from supervisor.engine.journal import Journal
 from supervisor.engine.looker import Looker, contract_root, marker_event
 from supervisor.engine.threads import in_thread
-from supervisor.launch.base import Launcher
+from supervisor.launch.base import Launcher, NoStep
 from supervisor.launch.process import StepProcess
 
 PING_EVERY: Final = 5.0  # seconds
@@ -45,6 +45,10 @@ SWEEP_LIMIT: Final = 15.0
 MARKER_LIMIT: Final = 8.0
 FOREIGN_LIMIT: Final = 100  # lines of foreign output per rank that are kept in the journal
 WORDS: Final = 2000  # bytes of srun's own last words that become part of the story
+NO_STEP_AFTER: Final = 1.0  # seconds without a step of that name until its srun is taken for one that waits
+NO_STEP_PAUSE: Final = 0.1
+YOUNG: Final = 10.0  # seconds since its srun was started, for a rank whose task may not run yet
+SIGNAL_AGAIN: Final = 1.0  # seconds, doubled each time
 REREAD_SOONEST: Final = 30.0  # seconds between two readings of the job's end time, at least
 
 
@@ -425,11 +429,30 @@ class Engine:
             self._help(f"stopping rank {command.rank}", lambda: self._signal_step(command.rank, rank.stop_signal))
 
     async def _signal_step(self, rank: int, name: str) -> None:
-        process = self._processes.get(rank)
-        if process is not None:
-            error = await self._launcher.signal(self.layout, rank, process.pid, name)
+        """Signal a rank without an agent, as surely as its launcher can.
+
+        A srun that has no step after a while waits for it: it is ended, which starts nothing. (The while is for a step
+        that comes just now, and for one that has just ended, whose srun still writes.) A signal that comes between the
+        making of a step and its task's exec is lost, and nobody says so: a rank that is young is signalled again.
+        """
+        born, again = self._heard.get(rank, 0.0), SIGNAL_AGAIN
+        give_up = self._loop.time() + NO_STEP_AFTER
+        while (process := self._processes.get(rank)) is not None:
+            try:
+                error = await self._launcher.signal(self.layout, rank, process.pid, name)
+            except NoStep:
+                if self._loop.time() > give_up:
+                    process.terminate()
+                    return
+                await asyncio.sleep(NO_STEP_PAUSE)
+                continue
             if error:
                 self.post(ev.Noted(f"SIG{name} did not reach it: {error}", rank))
+            if not self._launcher.loses_early_signals or self._loop.time() - born > YOUNG:
+                return
+            await asyncio.sleep(again)
+            again *= 2
+            give_up = self._loop.time() + NO_STEP_AFTER
 
     def _kill_rank(self, command: cmd.KillRank) -> None:
         if self.state.ranks[command.rank].agent:

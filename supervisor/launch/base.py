@@ -23,10 +23,15 @@ class StepCommand:
     cwd: str | None = None
 
 
+class NoStep(Exception):
+    """There is no step of that name: srun has not got it yet, or it has just ended."""
+
+
 class Launcher(Protocol):
     """What the engine asks of a launcher. Nothing here blocks."""
 
     kind: str
+    loses_early_signals: bool  # whether `signal` may succeed though the rank was not there yet to get it
 
     def step(self, layout: Layout, rank: int) -> StepCommand:
         """The process that runs the rank: under its agent, or directly where the plan says `agent = "off"`."""
@@ -36,7 +41,7 @@ class Launcher(Protocol):
 
     async def signal(self, layout: Layout, rank: int, pid: int, signal: str) -> str | None:
         """Signal a rank that has no agent (`signal` without SIG; `pid` is the step's process). Returns what went
-        wrong, or None."""
+        wrong, or None. Raises NoStep."""
 
 
 def agent_argv(layout: Layout, python: str, rank: int) -> tuple[str, ...]:

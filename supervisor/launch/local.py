@@ -14,6 +14,7 @@ class LocalLauncher:
     """The launcher where there is no Slurm: the same plan can be tried anywhere."""
 
     kind = "local"
+    loses_early_signals = False
 
     def __init__(self) -> None:
         self._environment = dict(os.environ)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 from supervisor.core.layout import Layout
 from supervisor.core.slurm import step_environment
-from supervisor.launch.base import StepCommand, agent_argv, rank_directory, sweep_argv
+from supervisor.launch.base import NoStep, StepCommand, agent_argv, rank_directory, sweep_argv
 from supervisor.scheduler.client import SlurmClient
 
 
@@ -27,6 +27,7 @@ class SrunLauncher:
     """The launcher inside an allocation."""
 
     kind = "slurm"
+    loses_early_signals = True
 
     def __init__(self, client: SlurmClient, srun: str = "srun", environ: Mapping[str, str] | None = None) -> None:
         self._client = client
@@ -57,7 +58,7 @@ class SrunLauncher:
             return "Slurm did not say which steps run"
         step = steps.get(layout.step_name(rank))
         if step is None:
-            return None
+            raise NoStep(layout.step_name(rank))
         return None if await self._client.signal_step(step, signal) else f"scancel --signal={signal} {step} failed"
 
     def _options(self, layout: Layout, rank: int, name: str = "", stdin: str = "all") -> tuple[str, ...]:

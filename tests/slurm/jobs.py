@@ -76,9 +76,9 @@ def await_files(name: str, *ranks: int) -> str:
 
 
 UP: Final = touch("up")
-SLEEP: Final = "while :; do sleep 1000 & wait; done"
+SLEEP: Final = "sleep 1000 >/dev/null 2>&1 & wait; sleep 1 >/dev/null 2>&1 & wait"
 """Shell: sleep until a trap ends it. The trap runs at once, for `wait` returns where a sleep in the foreground would
-not, and it runs though the sleep gets the signal first."""
+not. The second one is for a trap that comes after the first sleep has got the signal: Slurm signals one by one."""
 SERVE: Final = sh(f"trap '{touch('ended')}; exit 0' TERM; {UP}; {SLEEP}")
 """A worker as it should be: says `up`, and on TERM says `ended` and exits 0."""
 

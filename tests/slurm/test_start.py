@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import signal
 import sys
@@ -101,22 +102,77 @@ def test_a_peer_fails_before_rank_0_has_said_hello(jobs: Jobs, obstacle: str) ->
     _assert_nothing_is_left(jobs, run)
 
 
+def test_an_agent_that_does_not_come_is_its_ranks_failure_and_nobody_starts(jobs: Jobs) -> None:
+    """All ranks start together or none does."""
+    env, job = _block_agent(jobs, allocation := jobs.hold())
+    roles = {"late": role(0, SERVE), "worker": role("1-3", SERVE)}
+    plan = jobs.plan(roles, coordinator=3, deadlines={"hello": 2}, job={"name": "late", "nodes": 4, **job})
+    run = jobs.start(plan, allocation, env=env)
+    assert run.wait() == 124, str(run)
+    assert [event["rank"] for event in run.events("Hello") if event["rank"] == 0] == []
+    assert run.events("StartRank") == []
+    first = run.receipt()["first_failure"]
+    assert (first["rank"], first["what"], first["code"]) == (0, "no_hello", 124)
+    _assert_nothing_is_left(jobs, run)
+
+
+def test_the_verdict_on_a_step_that_cannot_be_made_has_sruns_own_words(jobs: Jobs) -> None:
+    roles = {"bad": role(0, SERVE, srun_options=["--constraint=gold"]), "worker": role("1-3", SERVE)}
+    run = jobs.start(jobs.plan(roles, coordinator=3), jobs.hold())
+    assert run.wait() == 1, str(run)
+    first = run.receipt()["first_failure"]
+    assert (first["rank"], first["what"], first["origin"]) == (0, "step_lost", "allocd")
+    assert "srun: error: " in first["text"]
+    _assert_nothing_started_after_the_decision(run)
+    _assert_nothing_is_left(jobs, run)
+
+
+POINTS = [("RunOpened", 1), *itertools.product(("StepSpawned", "Hello", "RankStarted"), (1, 2, 3, 4))]
+
+
 def test_a_stop_at_every_point_of_starting_four_steps(jobs: Jobs) -> None:
-    """SIGTERM as soon as the journal shows the k-th step, hello or start: twelve points, in one allocation."""
+    """SIGTERM as soon as the journal shows the k-th step, hello or start: thirteen points, in one allocation."""
     allocation = jobs.hold()
     plan = jobs.plan({"worker": role("0-3", SERVE)}, coordinator=0)
-    for event in ("StepSpawned", "Hello", "RankStarted"):
-        for count in (1, 2, 3, 4):
-            run = jobs.start(plan, allocation)
-            run.wait_events(event, count)
-            assert run.process is not None
-            run.process.send_signal(signal.SIGTERM)
-            assert run.wait() == 143, f"after {count} x {event}{run}"
-            verdict = run.receipt()["verdict"]
-            assert (verdict["reason"], verdict["code"]) == ("stop_requested", 143)
-            _assert_nothing_started_after_the_decision(run)
-            _assert_nothing_is_left(jobs, run)
-            print(f"after {count} x {event}: ended {_seconds_to_end(run):.3f} s after the decision")
+    for event, count in POINTS:
+        run = jobs.start(plan, allocation)
+        run.wait_events(event, count)
+        assert run.process is not None
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait() == 143, f"after {count} x {event}{run}"
+        verdict = run.receipt()["verdict"]
+        assert (verdict["reason"], verdict["code"]) == ("stop_requested", 143)
+        _assert_nothing_started_after_the_decision(run)
+        _assert_nothing_is_left(jobs, run)
+        print(f"after {count} x {event}: ended {_seconds_to_end(run):.3f} s after the decision")
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_a_stop_before_ranks_without_agents_have_steps(jobs: Jobs, count: int) -> None:
+    """There is nothing yet that Slurm could signal, and still nobody waits for the grace."""
+    plan = jobs.plan({"worker": role("0-3", SERVE, agent="off", grace=60)}, coordinator=0)
+    run = jobs.start(plan, jobs.hold())
+    run.wait_events("StepSpawned" if count else "RunOpened", count or 1)
+    assert run.process is not None
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 143, str(run)
+    decision = run.receipt()["decision"]["seq"]
+    assert all(command["seq"] < decision for command in run.events("StartStep"))
+    _assert_nothing_is_left(jobs, run)
+
+
+def test_a_stop_while_a_step_without_agent_waits_for_its_node(jobs: Jobs) -> None:
+    env, _ = _hold_the_node(jobs, allocation := jobs.hold())
+    run = jobs.start(
+        jobs.plan({"worker": role("0-3", SERVE, agent="off", grace=60)}, coordinator=0), allocation, env=env
+    )
+    run.wait_file(*(f"up.{rank}" for rank in (1, 2, 3)))
+    assert run.process is not None
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 143, str(run)
+    assert "Cancelled pending job step" in run.log(0, "err") and run.file("up.0") is None
+    assert all(run.file(f"ended.{rank}") is not None for rank in (1, 2, 3))
+    _assert_nothing_is_left(jobs, run)
 
 
 def test_the_first_rank_starts_soon(jobs: Jobs) -> None:
