@@ -105,3 +105,21 @@ def test_a_worker_that_may_finish_is_none(jobs: Jobs) -> None:
     assert run.wait() == 0, str(run)
     assert run.events("RankEnded")[0]["rank"] == 1, "it was to end first"
     assert run.receipt()["failures"] == []
+
+
+def test_a_second_request_to_stop_does_not_wait_for_the_grace(jobs: Jobs) -> None:
+    """The first one stops the coordinator, which ignores it; the workers wait for their turn, and lose it."""
+    deaf = sh(f"trap '' TERM; {UP}; {SLEEP}")
+    roles = {"worker": role("0-1,3", SERVE, grace=100), "client": role(2, deaf, grace=100)}
+    run = jobs.start(jobs.plan(roles, coordinator=2), jobs.hold())
+    run.wait_file(*(f"up.{rank}" for rank in range(4)))
+    assert run.process is not None
+    run.process.send_signal(signal.SIGTERM)
+    assert [command["rank"] for command in run.wait_events("StopRank", 1)] == [2]
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 143, str(run)
+    assert {run.first("RankEnded", rank=rank)["signal"] for rank in range(4)} == {signal.SIGKILL}
+    receipt = run.receipt()
+    assert [failure["what"] for failure in receipt["failures"]] == ["stop"]
+    assert {each["rank"] for each in receipt["consequences"]} == {0, 1, 2, 3}
+    assert run.processes() == []

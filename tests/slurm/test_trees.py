@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
+
+import pytest
 
 from tests.slurm.jobs import SERVE, SLEEP, UP, Jobs, Run, alive, await_files, py, role, sh, touch
 
@@ -98,20 +99,21 @@ def test_what_a_handler_leaves_behind_is_told_to_end_as_well(jobs: Jobs) -> None
     assert run.first("TreeGone", rank=1)["killed"] == 0
 
 
-def test_a_rank_whose_agent_is_killed_goes_with_it_and_the_run_says_so(jobs: Jobs) -> None:
-    """Children that left the session have no parent-death signal; the search of the node finds them."""
+@pytest.mark.parametrize("victim", ["Hello", "StepSpawned"], ids=["its agent", "its srun"])
+def test_a_rank_goes_with_what_held_it_and_the_run_says_so(jobs: Jobs, victim: str) -> None:
+    """KILL to the agent: the kernel ends the main process, and the search of the node finds children that left the
+    session. KILL to srun: Slurm ends the step."""
     leaves = sh(f"trap '' TERM; setsid sleep 1000 & echo $! $$ >$ALLOCD_RUN_DIR/pids.$ALLOCD_RANK; {UP}; {SLEEP}")
     roles = {"server": role(0, leaves), "worker": role("1-2", SERVE), "client": role(3, SERVE)}
     run = jobs.start(jobs.plan(roles, coordinator=3), jobs.hold())
     pids = _pids(run, 0)
     run.wait_file(*(f"up.{rank}" for rank in (1, 2, 3)))
-    os.kill(run.first("Hello", rank=0)["pid"], signal.SIGKILL)
+    os.kill(run.first(victim, rank=0)["pid"], signal.SIGKILL)
     assert run.wait() == 137, str(run)
     assert [pid for pid in pids if alive(pid)] == [] == run.processes()
     receipt = run.receipt()
     first = receipt["first_failure"]
-    assert (first["rank"], first["what"], first["origin"]) == (0, "step_lost", "allocd")
-    assert "agent" in first["text"] and receipt["nodes"][0] in first["text"]
-    assert run.first("Swept", rank=0)["left"] == 0
+    assert (first["rank"], first["what"], first["origin"], first["provisional"]) == (0, "step_lost", "allocd", True)
+    assert f"its agent on {receipt['nodes'][0]} ended" in first["text"]
+    assert run.first("Swept", rank=0)["left"] == 0 and receipt["doubts"] == []
     assert all(run.file(f"ended.{rank}") is not None for rank in (1, 2, 3))
-    assert Path(run.directory, "receipt.run.json").exists()
