@@ -19,9 +19,10 @@ import math
 import os
 import shutil
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from supervisor.cli.runs import JOURNAL, NoSuchRun, attempt_of, complain, find_run, runs_of_job
+from supervisor.cli.runs import JOURNAL, NoSuchRun, attempt_of, complain, find_run, runs_of_job, sentence, tell
 from supervisor.cli.saved import Document, Unreadable, fold_document, read_receipt
 from supervisor.core import codes
 
@@ -54,10 +55,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number of seconds, found {text!r}")
-    return value
+    with suppress(ValueError):
+        if 0 <= float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"expected a number of seconds, found {text!r}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,8 +71,11 @@ def run(args: argparse.Namespace) -> int:
     except NoSuchRun as error:
         complain(error)
         return codes.UNREACHABLE
-    except (Unreadable, OSError, ValueError) as error:
+    except (Unreadable, ValueError) as error:
         complain(error)
+        return codes.UNVERIFIABLE
+    except OSError as error:
+        complain(sentence(error))
         return codes.UNVERIFIABLE
     except KeyboardInterrupt:
         complain("interrupted; that ends this wait alone: the job goes on")
@@ -250,15 +254,15 @@ def _print(documents: list[Document], as_json: bool) -> None:
         # A job with several runs has a receipt for each; its verdict is the first that is no success.
         worst = next((d for d in documents if d["verdict"]["code"]), documents[0])
         several = {"schema_version": 1, "kind": "job", "verdict": worst["verdict"], "receipts": documents}
-        print(json.dumps(documents[0] if len(documents) == 1 else several, ensure_ascii=False, indent=1))
+        tell(json.dumps(documents[0] if len(documents) == 1 else several, ensure_ascii=False, indent=1))
         return
     for document in documents:
         verdict = document["verdict"]
         name = document.get("run_id") or document["jobid"]
-        print(f"{name}: {verdict['outcome']} {verdict['code']} ({verdict['origin']}): {verdict['summary']}")
+        tell(f"{name}: {verdict['outcome']} {verdict['code']} ({verdict['origin']}): {verdict['summary']}")
         notes = (document.get("slurm") or {}).get("notes", ())
         for text in dict.fromkeys((*verdict["because"], *notes, *document.get("disagreements", ()))):
-            print(f"  {text}")
+            tell(f"  {text}")
 
 
 # --- replay --------------------------------------------------------------------------------------------------------
@@ -272,18 +276,21 @@ def _replay(path: str, as_json: bool) -> int:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
         verdict, same = replay(document)
-    except (OSError, ValueError, NotAReceipt) as error:
+    except OSError as error:
+        complain(sentence(error))
+        return codes.CONFIG
+    except (ValueError, NotAReceipt) as error:
         complain(f"{path}: {error}")
         return codes.CONFIG
     problems = ([] if same else ["the saved verdict is another"]) + _changed(document)
     if as_json:
         answer = {"schema_version": 1, "agrees": not problems, "problems": problems, "verdict": verdict.as_dict()}
-        print(json.dumps(answer, ensure_ascii=False, indent=1))
+        tell(json.dumps(answer, ensure_ascii=False, indent=1))
     else:
-        print(f"{verdict.outcome} {verdict.code} ({verdict.origin}): {verdict.summary}")
-        print(f"  derived again from the saved evidence, which {'DISAGREES' if problems else 'agrees'}")
+        tell(f"{verdict.outcome} {verdict.code} ({verdict.origin}): {verdict.summary}")
+        tell(f"  derived again from the saved evidence, which {'DISAGREES' if problems else 'agrees'}")
         for text in problems:
-            print(f"  {text}")
+            tell(f"  {text}")
     return codes.UNVERIFIABLE if problems else verdict.code
 
 

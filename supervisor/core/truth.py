@@ -294,6 +294,8 @@ class _Case:
         for answer in reversed(self.answers):
             if answer.record is None or not answer.record.terminal:
                 continue
+            if answer.source != chosen.source and _older(answer.record, chosen):
+                continue  # the other book is behind: what it knows of an earlier incarnation denies nothing
             if not _same(answer.record, chosen):
                 break
             found.append(answer.record)

@@ -35,9 +35,12 @@ def read_run_receipt(run_dir: StrPath) -> tuple[dict[str, Any], str] | None:
         data = Path(run_dir, RUN_RECEIPT).read_bytes()
     except FileNotFoundError:
         return None
-    document = json.loads(data)
+    try:
+        document = json.loads(data)
+    except ValueError as error:
+        raise ValueError(f"{run_dir}/{RUN_RECEIPT}: {error}") from error
     if not isinstance(document, dict):
-        raise ValueError(f"{RUN_RECEIPT}: not a JSON object")
+        raise ValueError(f"{run_dir}/{RUN_RECEIPT}: not a JSON object")
     return document, hashlib.sha256(data).hexdigest()
 
 

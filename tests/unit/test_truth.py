@@ -221,12 +221,26 @@ def proves_success(answer: Answer) -> bool:
     return record is not None and record.terminal and record.state.word == "COMPLETED" and record.exit.zero
 
 
+def behind(answer: Answer, truth: Truth) -> bool:
+    """Whether the other book than the one that decides tells of an earlier incarnation."""
+    assert answer.record is not None and truth.record is not None
+    one, other = answer.record.submit, truth.record.submit
+    return answer.source != truth.source and one is not None and other is not None and one < other
+
+
+def test_a_row_of_an_earlier_incarnation_keeps_nobody_from_confirming_the_latest() -> None:
+    old = book("FAILED", "4:0", submit=1000)
+    truth = decide("7", [old, live("COMPLETED", submit=2000)] * 2)
+    assert (truth.succeeded, truth.source) == (True, "scontrol")
+    assert "earlier incarnation" in truth.notes[0]
+
+
 @given(st.lists(st.sampled_from(POOL), max_size=8))
 def test_success_needs_two_agreeing_records_and_no_later_denial(answers: list[Answer]) -> None:
     truth = decide("7", answers)
     if not truth.succeeded:
         return
-    ends = [a for a in answers if a.record is not None and a.record.terminal]
+    ends = [a for a in answers if a.record is not None and a.record.terminal and not behind(a, truth)]
     assert len(ends) >= 2 and all(proves_success(a) for a in ends[-2:])
     assert len({a.record.submit for a in ends[-2:] if a.record}) == 1
 
