@@ -1,0 +1,520 @@
+"""`allocctl verify` against a Slurm that answers as no cluster can be made to: late, stale, torn, at odds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.cli.main import main
+from supervisor.core import events as ev
+from supervisor.core.layout import Layout
+from supervisor.core.plan import parse_plan
+from supervisor.core.receipt import run_receipt
+from supervisor.core.run import fold
+from supervisor.core.state import Failure
+from supervisor.engine import receipts
+
+Document = dict[str, Any]
+REFUSED = (1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+UNKNOWN = (1, "", "slurm_load_jobs error: Invalid job id specified")
+NOTHING = (0, "", "")
+Answer = str | tuple[int, str, str]
+
+PLAN: Document = {
+    "job": {"name": "bench", "nodes": 1},
+    "coordinator": {"rank": 0},
+    "roles": {"client": {"ranks": 0, "command": ["true"]}},
+}
+
+
+def row(
+    state: str, code: str = "0:0", *, job: str = "7", display: str = "", submit: int = 1000, end: str = "1002"
+) -> str:
+    """A job's row as sacct is asked for it."""
+    return f"{job}|{state}|{code}|0:0|{display or job}|{submit}|1001|{end}|user|cluster|node1\n"
+
+
+def shown(
+    state: str, code: str = "0:0", *, head: str = "JobId=7 ", name: str = "x", exits: str = "", submit: int = 1000
+) -> str:
+    """A job's record as scontrol prints it. `exits`: the line with the codes, as it is."""
+    return (
+        f"{head}JobName={name}\n   UserId=user(1000) GroupId=user(1000) MCS_label=N/A\n"
+        f"   JobState={state} Reason=None Dependency=(null)\n"
+        f"   {exits or f'Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode={code}'}\n"
+        f"   SubmitTime={submit} EligibleTime=1000\n   StartTime=1001 EndTime=1002 Deadline=N/A\n"
+        "   NodeList=node1\n   BatchHost=node1\n\n"
+    )
+
+
+class Slurm:
+    """Executables `sacct` and `scontrol` that give the answers they were told, the last one for ever."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir()
+
+    def sacct(self, *answers: Answer) -> None:
+        self._answer("sacct", answers)
+
+    def scontrol(self, *answers: Answer) -> None:
+        self._answer("scontrol", answers)
+
+    def asked(self, command: str) -> int:
+        """How often."""
+        counter = self.directory / f"{command}.asked"
+        return len(counter.read_text()) if counter.exists() else 0
+
+    def _answer(self, command: str, answers: tuple[Answer, ...]) -> None:
+        """Nothing but what a shell has built in: nothing else is on PATH."""
+        lines = [
+            "#!/bin/sh",
+            f"printf x >>{self.directory}/{command}.asked",
+            f"read -r asked <{self.directory}/{command}.asked",
+        ]
+        for number, answer in enumerate(answers, 1):
+            code, out, err = (0, answer, "") if isinstance(answer, str) else answer
+            limit = f"[ ${{#asked}} -le {number} ]" if number < len(answers) else "true"
+            said = f"printf %s {shlex.quote(out)}; printf %s {shlex.quote(err)} >&2; exit {code}"
+            lines.append(f"if {limit}; then {said}; fi")
+        path = self.directory / command
+        path.write_text("\n".join(lines) + "\n")
+        path.chmod(0o755)
+
+
+@dataclass
+class Bench:
+    """A directory to work in, a fake Slurm, and what `allocctl verify` prints there."""
+
+    directory: Path
+    slurm: Slurm
+    capsys: pytest.CaptureFixture[str]
+    stderr: str = ""
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        code = main(["verify", *arguments])
+        out, self.stderr = self.capsys.readouterr()
+        return code, out
+
+    def verify(self, *arguments: str) -> Document:
+        """The document; its code is the exit code."""
+        code, out = self.run("--json", "--patience", "0.5", *(arguments or ("7",)))
+        document: Document = json.loads(out)
+        assert code == document["verdict"]["code"], self.stderr
+        return document
+
+    def outcome(self, where: Path | None = None) -> str:
+        return ((where or self.directory) / "slurm_job_7_outcome.txt").read_text()
+
+    def make_run(
+        self,
+        run_id: str = "7",
+        *,
+        failures: tuple[Failure, ...] = (),
+        receipt: bool = True,
+        host: str = "gone.example",
+        pid: int = 1,
+        jobid: str = "7",
+    ) -> Path:
+        """A run directory in `runs`: a journal that was opened, and (`receipt`) a run receipt: completed, or failed."""
+        run_dir = self.directory / "runs" / run_id
+        run_dir.mkdir(parents=True)
+        launcher = "slurm" if jobid.isdecimal() else "local"
+        opening = ev.RunOpened(
+            run_id, jobid, str(run_dir), f"{run_dir}/.marker", ["node1"], launcher, host, pid, PLAN, {"allocd": "1"}
+        )
+        record = ev.Record(1, 1.0, "2026-01-01T00:00:00.000Z", opening)
+        line = {"seq": record.seq, "utc": record.utc, "at": record.at, **ev.encode(opening)}
+        (run_dir / "journal.jsonl").write_text(json.dumps(line) + "\n")
+        if receipt:
+            layout = Layout(parse_plan(PLAN, "plan"), run_id, jobid, str(run_dir), ("node1",), "")
+            document = run_receipt(fold([record]), [record], layout, versions={})
+            facts = {"completed": not failures, "failures": [asdict(failure) for failure in failures]}
+            receipts.write_run_receipt(run_dir, {**document, **facts})
+        return run_dir
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Bench:
+    slurm = Slurm(tmp_path / "bin")
+    monkeypatch.setenv("PATH", str(slurm.directory))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "ALLOCD_", "GITHUB_"))]:
+        monkeypatch.delenv(name)
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    return Bench(work, slurm, capsys)
+
+
+def failed(code: int, *, what: str = "exit", provisional: bool = False) -> Failure:
+    return Failure(5, 2.0, 0, what, code, "native", f"rank 0 (client) on node1 ended with code {code}", provisional)
+
+
+TERMED = failed(143, what="signal", provisional=True)
+
+
+# --- whose record decides ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "exits",
+    [
+        "Requeue=1 Restarts=0 DerivedExitCode=0:0 ExitCode=7:0",
+        "Requeue=1 Restarts=0 ExitCode=7:0 DerivedExitCode=0:0",
+        "Requeue=1 Restarts=0 ExitCode=7:0\n   DerivedExitCode=0:0",
+    ],
+)
+def test_fields_are_parsed_whole_in_either_order(bench: Bench, exits: str) -> None:
+    bench.slurm.sacct(NOTHING)
+    bench.slurm.scontrol(shown("FAILED", exits=exits))
+    assert bench.verify()["verdict"]["code"] == 7
+    assert bench.verify()["slurm"]["exit_code"] == "7:0"
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "exit_code"),
+    [
+        ("COMPLETED", "0:0", 0),
+        ("FAILED", "5:0", 5),
+        ("FAILED", "0:9", 137),
+        ("FAILED", "0:0", 1),  # 128, folded away
+        ("CANCELLED by 1000", "0:15", 130),
+        ("TIMEOUT", "0:0", 124),
+        ("DEADLINE", "0:0", 124),
+        ("OUT_OF_MEMORY", "0:125", 1),
+        ("NODE_FAIL", "0:0", 1),
+    ],
+)
+def test_every_end_has_its_code(bench: Bench, state: str, code: str, exit_code: int) -> None:
+    bench.slurm.sacct(row(state, code))
+    bench.slurm.scontrol(UNKNOWN)
+    document = bench.verify()
+    assert document["verdict"]["code"] == exit_code
+    assert document["verdict"]["outcome"] == ("failure" if exit_code else "success")
+    assert bench.outcome() == row(state, code)
+
+
+@pytest.mark.parametrize(
+    ("sacct", "scontrol", "says"),
+    [
+        (row("RUNNING", end="Unknown"), UNKNOWN, "accounting still says RUNNING 0:0"),
+        (REFUSED, REFUSED, "Slurm could not be asked"),
+        (REFUSED, UNKNOWN, "Slurm could not be asked"),
+        (NOTHING, REFUSED, "Slurm could not be asked"),
+        (NOTHING, UNKNOWN, "neither sacct nor scontrol knows the job"),
+        (row("COMPLETED", "1:0"), UNKNOWN, "a record contradicts itself"),
+        (row("COMPLETED"), shown("FAILED", "3:0"), "Slurm's two books differ"),
+        (row("VANISHED"), UNKNOWN, "accounting still says VANISHED"),
+        (row("REVOKED"), UNKNOWN, "another cluster"),
+        (row("PREEMPTED"), REFUSED, "may be queued again"),
+        (row("COMPLETED") + "7|COMPLETED\n", UNKNOWN, "Slurm could not be asked"),
+        (row("COMPLETED", display="7_1"), UNKNOWN, "7 names a job of several parts"),
+        (row("COMPLETED"), shown("COMPLETED", head="JobId=7 ArrayJobId=7 ArrayTaskId=1 "), "several parts"),
+        (
+            row("COMPLETED"),
+            shown("COMPLETED", head="JobId=7 ArrayJobId=7 ArrayTaskId=1 ")
+            + shown("RUNNING", head="JobId=8 ArrayJobId=7 ArrayTaskId=0 "),
+            "several parts",
+        ),
+        (NOTHING, shown("COMPLETED", name="x\n   JobState=FAILED Reason=None"), "Slurm could not be asked"),
+    ],
+    ids=[
+        "a stale row", "nobody answers", "no accounting, forgotten", "no row, no controller", "unknown",
+        "contradiction", "two books", "an unknown state", "revoked", "preempted", "a torn row",
+        "a part", "an array", "a young array", "imitation",
+    ],
+)  # fmt: skip
+def test_what_is_not_proven_is_claimed_by_nobody(bench: Bench, sacct: Answer, scontrol: Answer, says: str) -> None:
+    bench.slurm.sacct(sacct)
+    bench.slurm.scontrol(scontrol)
+    run_dir = bench.make_run()
+    document = bench.verify()
+    verdict = document["verdict"]
+    assert (verdict["code"], verdict["outcome"], verdict["origin"]) == (75, "unverifiable", "allocd")
+    assert says in verdict["summary"], verdict["summary"]
+    assert bench.outcome() == bench.outcome(run_dir) == "7|UNVERIFIABLE|\n"
+    assert not (run_dir / "receipt.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("sacct", "code", "note"),
+    [
+        (REFUSED, 0, "accounting could not be asked; the controller's record decides"),
+        (NOTHING, 0, "accounting has no row of the job; the controller's record decides"),
+        (row("RUNNING", end="Unknown"), 0, "accounting's row is stale"),
+        (row("FAILED", "4:0", submit=900), 0, "of an earlier incarnation"),
+    ],
+)
+def test_the_controller_decides_where_accounting_does_not(bench: Bench, sacct: Answer, code: int, note: str) -> None:
+    bench.slurm.sacct(sacct)
+    bench.slurm.scontrol(shown("COMPLETED"))
+    document = bench.verify()
+    assert (document["verdict"]["code"], document["slurm"]["source"]) == (code, "scontrol")
+    assert note in " ".join(document["slurm"]["notes"])
+    assert bench.outcome().startswith("JobId=7 ")
+    assert bench.run("--patience", "0.5", "7")[1].count(note) == 1
+
+
+def test_an_end_that_is_corrected_is_read_again(bench: Bench) -> None:
+    bench.slurm.sacct(row("FAILED", end="Unknown"), row("FAILED", "9:0"), row("FAILED", "4:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    code, _ = bench.run("7")
+    assert (code, bench.outcome()) == (4, row("FAILED", "4:0"))
+
+
+def test_a_folded_code_is_told_as_what_it_may_be(bench: Bench) -> None:
+    bench.slurm.sacct(row("FAILED", "9:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    document = bench.verify()
+    assert document["verdict"]["code"] == 9
+    assert "9:0 may stand for 137" in " ".join(document["slurm"]["notes"])
+    bench.make_run(failures=(failed(137),))
+    assert bench.verify()["verdict"]["code"] == 137
+
+
+def test_commands_that_are_not_there_are_not_waited_for(bench: Bench) -> None:
+    begun = time.monotonic()
+    code, out = bench.run("7")
+    assert code == 75 and time.monotonic() - begun < 10
+    assert "sacct cannot be started: No such file or directory" in out
+
+
+# --- what the run saw, and what Slurm says -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("failures", "state", "code", "verdict", "because"),
+    [
+        ((), "COMPLETED", "0:0", ("success", 0, "native"), "says COMPLETED 0:0"),
+        ((), "FAILED", "3:0", ("failure", 3, "slurm"), "which Slurm's record denies"),
+        ((), "CANCELLED by 0", "0:0", ("failure", 130, "slurm"), "CANCELLED"),
+        ((failed(7),), "FAILED", "7:0", ("failure", 7, "native"), "first failure: rank 0"),
+        ((failed(7),), "COMPLETED", "0:0", ("failure", 7, "native"), "the job's own exit code is another"),
+        ((failed(7),), "CANCELLED by 0", "0:0", ("failure", 7, "native"), "first failure: rank 0"),
+        ((TERMED,), "CANCELLED by 0", "0:15", ("failure", 130, "slurm"), "explained"),
+        ((TERMED,), "TIMEOUT", "0:0", ("failure", 124, "slurm"), "explained"),
+        ((TERMED,), "FAILED", "15:0", ("failure", 143, "native"), "first failure"),
+    ],
+)  # fmt: skip
+def test_the_run_and_slurm_must_agree(
+    bench: Bench, failures: tuple[Failure, ...], state: str, code: str, verdict: tuple[str, int, str], because: str
+) -> None:
+    bench.slurm.sacct(row(state, code))
+    bench.slurm.scontrol(UNKNOWN)
+    run_dir = bench.make_run(failures=failures)
+    document = bench.verify()
+    found = document["verdict"]
+    assert (found["outcome"], found["code"], found["origin"]) == verdict
+    assert found["final"] is True and because in " ".join(found["because"])
+    assert json.loads((run_dir / "receipt.json").read_text()) == document
+    assert bench.run("--json", "--replay", str(run_dir / "receipt.json"))[0] == verdict[1]
+
+
+def test_a_run_without_a_receipt_is_never_a_success(bench: Bench) -> None:
+    bench.slurm.sacct(row("COMPLETED"))
+    bench.slurm.scontrol(UNKNOWN)
+    run_dir = bench.make_run(receipt=False, host=socket.gethostname(), pid=2**22 - 1)
+    document = bench.verify()
+    assert document["verdict"]["outcome"] == "unverifiable"
+    assert "the engine ended without a receipt" in document["verdict"]["summary"]
+    assert (document["run"]["engine_lost"], document["run_sha256"]) == (True, None)
+    assert json.loads((run_dir / "receipt.json").read_text()) == document
+
+
+@pytest.fixture
+def engine() -> Iterator[subprocess.Popen[str]]:
+    """A process that passes for an engine on this host."""
+    program = "import os; os.open(input(), os.O_RDONLY); print(flush=True); input()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+        process.kill()
+
+
+def hold(engine: subprocess.Popen[str], run_dir: Path) -> None:
+    """Let the engine hold the run directory, by which it is known."""
+    assert engine.stdin is not None and engine.stdout is not None
+    engine.stdin.write(f"{run_dir}\n")
+    engine.stdin.flush()
+    assert engine.stdout.readline() == "\n"
+
+
+def test_nothing_is_sealed_while_the_engine_lives(bench: Bench, engine: subprocess.Popen[str]) -> None:
+    """A batch script that does not exec its engine can end before it."""
+    bench.slurm.sacct(row("FAILED", "0:15"))
+    bench.slurm.scontrol(UNKNOWN)
+    run_dir = bench.make_run(receipt=False, host=socket.gethostname(), pid=engine.pid)
+    hold(engine, run_dir)
+    document = bench.verify()
+    assert (document["verdict"]["code"], document["verdict"]["final"]) == (75, False)
+    assert "the engine of run 7 still lives" in document["verdict"]["summary"]
+    assert not (run_dir / "receipt.json").exists()
+    assert bench.outcome() == row("FAILED", "0:15")
+    engine.kill()
+    engine.wait()
+    assert bench.verify()["run"]["engine_lost"] is True
+    assert (run_dir / "receipt.json").exists()
+
+
+def test_the_receipt_of_a_living_engine_is_waited_for(bench: Bench, engine: subprocess.Popen[str]) -> None:
+    bench.slurm.sacct(row("COMPLETED"))
+    bench.slurm.scontrol(UNKNOWN)
+    saved = bench.make_run("7.s2").rename(bench.directory / "saved")
+    run_dir = bench.make_run("7.s2", receipt=False, host=socket.gethostname(), pid=engine.pid)
+    hold(engine, run_dir)
+    argv = [sys.executable, "-m", "supervisor.cli.main", "verify", "7"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment) as verify:
+        deadline = time.monotonic() + 20
+        while bench.slurm.asked("sacct") < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.replace(saved / "receipt.run.json", run_dir / "receipt.run.json")
+        out, _ = verify.communicate(timeout=20)
+    assert verify.returncode == 0, out
+    assert out.startswith("7.s2: success 0 (native)")
+
+
+def test_a_requeued_job_is_not_judged_by_the_run_of_an_earlier_attempt(bench: Bench) -> None:
+    bench.slurm.sacct(row("NODE_FAIL", submit=900) + row("COMPLETED"))
+    bench.slurm.scontrol(UNKNOWN)
+    earlier = bench.make_run(failures=(failed(7),))
+    document = bench.verify()
+    assert (document["verdict"]["code"], document["run"]) == (0, None)
+    assert "are of earlier attempts and tell nothing about this end" in document["disagreements"][0]
+    assert not (earlier / "receipt.json").exists()
+    bench.make_run("7.r1", failures=(failed(8),))
+    document = bench.verify()
+    assert (document["verdict"]["code"], document["run_id"]) == (8, "7.r1")
+
+
+def test_a_job_of_several_runs_is_as_good_as_the_worst(bench: Bench) -> None:
+    bench.slurm.sacct(row("FAILED", "7:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    runs = [bench.make_run("7", failures=(failed(7),)), bench.make_run("7.s2", failures=(failed(9),))]
+    document = bench.verify()
+    assert (document["kind"], document["verdict"]["code"]) == ("job", 7)
+    assert [item["verdict"]["code"] for item in document["receipts"]] == [7, 9]
+    assert all((run_dir / "receipt.json").exists() for run_dir in runs)
+    code, out = bench.run("7")
+    assert code == 7
+    assert [line.split(":")[0] for line in out.splitlines() if not line.startswith(" ")] == ["7", "7.s2"]
+    assert bench.verify("7.s2")["verdict"]["code"] == 9
+
+
+# --- what cannot be saved, and what cannot be read -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("state", "code", "expected"), [("COMPLETED", "0:0", 125), ("FAILED", "5:0", 5)])
+def test_a_success_that_cannot_be_told_is_none(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, state: str, code: str, expected: int
+) -> None:
+    bench.slurm.sacct(row(state, code))
+    bench.slurm.scontrol(UNKNOWN)
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(bench.directory / "nowhere"))
+    assert bench.run("7")[0] == expected
+    assert f"the outcome file could not be written in {bench.directory}/nowhere: No such file" in bench.stderr
+
+
+def test_a_success_whose_proof_cannot_be_saved_is_none(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> bool:
+        raise OSError(28, "No space left on device")
+
+    bench.slurm.sacct(row("COMPLETED"))
+    bench.slurm.scontrol(UNKNOWN)
+    run_dir = bench.make_run()
+    monkeypatch.setattr(receipts, "seal", full)
+    code, out = bench.run("7")
+    assert (code, out.splitlines()[0].split(":")[1]) == (125, " success 0 (native)")
+    assert f"the receipt could not be sealed in {run_dir}: No space left on device" in bench.stderr
+
+
+@pytest.mark.parametrize("name", ["receipt.json", "receipt.run.json", "journal.jsonl"])
+def test_a_damaged_file_proves_nothing(bench: Bench, name: str) -> None:
+    bench.slurm.sacct(row("COMPLETED"))
+    bench.slurm.scontrol(UNKNOWN)
+    run_dir = bench.make_run(receipt=name == "receipt.run.json")
+    (run_dir / name).write_bytes(b'{"kind": \0')
+    code, out = bench.run("7", "--patience", "0.2")
+    assert (code, out) == (75, "")
+    assert str(run_dir / name) in bench.stderr
+
+
+def test_a_local_run_is_answered_without_slurm(bench: Bench) -> None:
+    bench.make_run("local-1", failures=(failed(7),), jobid="local-1")
+    receipt = bench.directory / "runs/local-1/receipt.run.json"
+    document = json.loads(receipt.read_text())
+    document["verdict"]["code"] = 7
+    receipt.write_text(json.dumps(document))
+    assert bench.run("local-1")[0] == 7
+    assert bench.slurm.asked("sacct") == 0
+
+
+# --- words ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ((), 69, "which job?"),
+        (("7.s9",), 69, "no run '7.s9'"),
+        (("0",), 69, "no run '0'"),
+        (("--run", "nowhere/7"), 69, "nowhere/7"),
+        (("--replay", "nowhere.json"), 78, "nowhere.json"),
+    ],
+)
+def test_what_is_not_known_is_said(bench: Bench, arguments: tuple[str, ...], code: int, says: str) -> None:
+    assert bench.run(*arguments) == (code, "")
+    assert says in bench.stderr
+
+
+@pytest.mark.parametrize("option", ["--timeout=nan", "--timeout=-1", "--patience=inf", "--patience=x", "--nonsense"])
+def test_wrong_words_are_a_configuration_error(bench: Bench, option: str) -> None:
+    assert bench.run("7", option)[0] == 78
+    assert option.partition("=")[0] in bench.stderr
+
+
+def test_a_step_or_the_allocations_variable_names_the_job(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.slurm.sacct(row("FAILED", "5:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    assert bench.verify("7.0")["jobid"] == "7"
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert bench.run()[0] == 5
+
+
+def test_an_array_task_is_found_by_its_own_number(bench: Bench) -> None:
+    bench.slurm.sacct(row("FAILED", "5:0", job="7", display="6_1"))
+    bench.slurm.scontrol(UNKNOWN)
+    run_dir = bench.make_run(failures=(failed(5),))
+    document = bench.verify("6_1")
+    assert (document["jobid"], document["run_id"], document["verdict"]["code"]) == ("6_1", "7", 5)
+    assert (run_dir / "receipt.json").exists()
+
+
+def test_an_interrupted_wait_says_that_the_job_goes_on(bench: Bench) -> None:
+    bench.slurm.sacct(NOTHING)
+    bench.slurm.scontrol(shown("RUNNING"))
+    argv = [sys.executable, "-m", "supervisor.cli.main", "verify", "--wait", "7"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=environment) as verify:
+        deadline = time.monotonic() + 20
+        while bench.slurm.asked("scontrol") < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        verify.send_signal(signal.SIGINT)
+        _, said = verify.communicate(timeout=20)
+    assert (verify.returncode, "the job goes on" in said, "Traceback" in said) == (79, True, False), said
+    assert not (bench.directory / "slurm_job_7_outcome.txt").exists()
