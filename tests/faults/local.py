@@ -26,13 +26,12 @@ from types import TracebackType
 from typing import Any, Final
 
 from supervisor.engine.journal import read_journal
-from tests.slurm.jobs import LIMIT, SERVE, SLEEP, UP, Event, alive, await_files, py, role, sh, toml, touch, until
+from tests.slurm.jobs import LIMIT, UP, Event, alive, await_files, py, role, sh, toml, touch, until
 
 __all__ = [
     "ALLOCCTL",
     "LIMIT",
     "SERVE",
-    "SLEEP",
     "STUBBORN",
     "UP",
     "Done",
@@ -50,6 +49,10 @@ __all__ = [
 ]
 
 ALLOCCTL: Final = str(Path(sys.executable).with_name("allocctl"))
+SERVE: Final = sh(f"trap '{touch('ended')}; exit 0' TERM; sleep 1000 & {UP}; wait")
+"""A worker as it should be: says `up`, and on TERM says `ended` and exits 0. Its child is there before it says `up`: a
+signal that comes between fork and exec is lost."""
+
 STUBBORN: Final = sh(f"trap '' TERM INT HUP; {UP}; while :; do sleep 1000; done")
 """A rank that does not go when it is told to."""
 
@@ -199,9 +202,11 @@ class Local:
         ours = {name: text for name, text in os.environ.items() if not name.startswith(("SLURM", "ALLOCD"))}
         return {**ours, "XDG_STATE_HOME": str(self.directory / "state")}
 
-    def plan(self, roles: Mapping[str, Event], *, coordinator: int | None = None, **tables: Any) -> Path:
-        """Write a plan; further tables by their names: `deadlines={"run": 3}`. A node for each of 64 ranks."""
-        data = {"job": {"name": "scenario", "nodes": 64}, "roles": roles, **tables}
+    def plan(
+        self, roles: Mapping[str, Event], *, coordinator: int | None = None, nodes: int = 3, **tables: Any
+    ) -> Path:
+        """Write a plan; further tables by their names: `deadlines={"run": 3}`."""
+        data = {"job": {"name": "scenario", "nodes": nodes}, "roles": roles, **tables}
         if coordinator is not None:
             data["coordinator"] = {"rank": coordinator}
         return self.write("".join(f"{key} = {toml(value)}\n" for key, value in data.items()))

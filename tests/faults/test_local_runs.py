@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.local import SERVE, SLEEP, STUBBORN, UP, Local, Run, await_files, py, role, sh, touch
+from tests.faults.local import SERVE, STUBBORN, UP, Local, Run, await_files, py, role, sh, touch
 
 WORKERS = {"worker": role("0,1", SERVE)}
 RESULT = 'mkdir -p "$ALLOCD_RUN_DIR/results"; printf \'{"requests": {"failed": 0, "completed": 5}}\' '
@@ -49,7 +49,7 @@ def after(run: Run, name: str, *earlier: str, **wanted: int) -> None:
 
 def test_a_success_waits_for_its_contract_and_ends_the_workers_normally(local: Local) -> None:
     """The result comes from a worker, after the coordinator's zero: nobody is stopped before it is there."""
-    late = sh(f"trap '{touch('ended')}; exit 0' TERM; {UP}; {await_files('done', 2)}; {RESULT}; {SLEEP}")
+    late = sh(f"trap '{touch('ended')}; exit 0' TERM; {UP}; {await_files('done', 2)}; sleep 1000 & {RESULT}; wait")
     plan = local.plan(
         {
             "writer": role(0, late),
@@ -78,7 +78,7 @@ def test_a_success_waits_for_its_contract_and_ends_the_workers_normally(local: L
 @pytest.mark.slow
 def test_sixty_four_ranks(local: Local) -> None:
     plan = local.plan(
-        {"worker": role("0-62", SERVE), "client": role(63, sh(await_files("up", *range(63))))}, coordinator=63
+        {"worker": role("0-62", SERVE), "client": role(63, sh(await_files("up", *range(63))))}, coordinator=63, nodes=64
     )
     run = local.run(plan)
     assert verdict(run)[:2] == ("success", 0)
@@ -298,7 +298,7 @@ def test_ranks_without_an_agent(local: Local) -> None:
     """Their ends, their logs, their stop and their working directory are the same."""
     elsewhere = local.directory / "elsewhere"
     elsewhere.mkdir()
-    server = sh(f"pwd; echo words >&2; trap '{touch('ended')}; exit 0' TERM; {UP}; {SLEEP}")
+    server = sh(f"pwd; echo words >&2; trap '{touch('ended')}; exit 0' TERM; sleep 1000 & {UP}; wait")
     plan = local.plan(
         {
             "worker": role(0, server, agent="off", cwd=str(elsewhere), env={"ROLE": "{role}"}),
