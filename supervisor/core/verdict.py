@@ -137,12 +137,14 @@ def judge_sealed(evidence: Evidence | None, truth: Truth) -> Verdict:
     if not truth.settled:
         return _without_record(run, truth)
     failure = None if evidence is None else first_failure(evidence.failures)
-    native = failure is not None and class_of(failure) == NATIVE
-    if run is None or failure is None or not native:
+    if run is None or failure is None:
         return _run_or_record(run, truth)
-    if failure.provisional and explains_ends(truth):
+    native = class_of(failure) == NATIVE
+    if explains_ends(truth) and (failure.provisional or not native):
         return _by_slurm(truth, f"first observed, and explained by that: {failure.text}")
-    return _failed(failure, True, (_record_of(truth), *_comparison(failure.code, truth)))
+    if native:
+        return _failed(failure, True, (_record_of(truth), *_comparison(failure.code, truth)))
+    return _run_or_record(run, truth)
 
 
 def _run_or_record(run: Verdict | None, truth: Truth) -> Verdict:
