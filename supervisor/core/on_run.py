@@ -79,8 +79,10 @@ def stop_requested(turn: Turn, event: ev.StopRequested) -> None:
 
 
 def near_the_limit(turn: Turn) -> bool:
-    end_at = turn.state.end_at
-    return end_at is not None and end_at - turn.now <= turn.state.budget + EARLY_SIGNAL
+    """Whether a TERM may be Slurm's early signal: the stop for the time limit, which is half of a short job's time at
+    most, is due within a minute."""
+    due = turn.state.deadlines.get("time_limit")
+    return due is not None and due - turn.now <= EARLY_SIGNAL
 
 
 def kill_everything(turn: Turn) -> None:

@@ -108,9 +108,10 @@ def test_a_worker_that_may_finish_is_none(jobs: Jobs) -> None:
 
 
 def test_a_second_request_to_stop_does_not_wait_for_the_grace(jobs: Jobs) -> None:
-    """The first one stops the coordinator, which ignores it; the workers wait for their turn, and lose it."""
+    """The first one stops the coordinator, which ignores it; the workers wait for their turn, and lose it. (Graces as
+    long as the job's own time do not make a request to stop a time limit.)"""
     deaf = sh(f"trap '' TERM; {UP}; {SLEEP}")
-    roles = {"worker": role("0-1,3", SERVE, grace=100), "client": role(2, deaf, grace=100)}
+    roles = {"worker": role("0-1,3", SERVE, grace=600), "client": role(2, deaf, grace=600)}
     run = jobs.start(jobs.plan(roles, coordinator=2), jobs.hold())
     run.wait_file(*(f"up.{rank}" for rank in range(4)))
     assert run.process is not None
