@@ -1,0 +1,55 @@
+"""Slurm's time limit of the job, as the engine's host counts: read at the start, again while the job runs, and once
+more when it seems to have come, for a limit can be changed under way."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from supervisor.core import events as ev
+from supervisor.core.state import RunState
+
+REREAD_SOONEST: Final = 30.0  # seconds between two readings of the job's end time, at least
+
+
+class EndTimeReader(Protocol):
+    """Who knows when the allocation ends: Slurm's client, or nobody."""
+
+    async def end_time(self, jobid: str) -> float | None:
+        """The job's EndTime, in seconds since the epoch; None when it is not known now."""
+
+
+class TimeLimit:
+    """Tells the machine of every end time that is news."""
+
+    def __init__(
+        self, clock: EndTimeReader, jobid: str, post: Callable[[ev.Event], None], state: Callable[[], RunState]
+    ) -> None:
+        self._clock = clock
+        self._jobid = jobid
+        self._post = post
+        self._state = state
+        self._loop = asyncio.get_running_loop()
+
+    async def follow(self) -> None:
+        """Slurm's EndTime now, and again when half of the rest has passed: a limit may be changed under way."""
+        while True:
+            await self.read()
+            end_at = self._state().end_at
+            rest = 600.0 if end_at is None else (end_at - self._loop.time()) / 2
+            await asyncio.sleep(max(REREAD_SOONEST, rest))
+
+    async def read(self) -> None:
+        """Tell the machine of an end time that it does not know yet."""
+        end = await self._clock.end_time(self._jobid)
+        if end is None:
+            return
+        end_at = self._loop.time() + (end - time.time())
+        known = self._state().end_at
+        if known is not None and abs(known - end_at) < 1.0:
+            return
+        utc = datetime.datetime.fromtimestamp(end, datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        self._post(ev.TimeLimitKnown(end_at, utc))
