@@ -33,10 +33,6 @@ PATIENCE: Final = 30.0
 """Seconds that a doubt (accounting late, controller away, an engine that still writes) is examined before it is the
 answer."""
 
-FAR_ENGINE: Final = 5.0
-"""Seconds that the receipt of an engine on another host is waited for after the job's end: the files of another node
-appear late on a network file system."""
-
 RECEIPT_POLL: Final = 0.2  # seconds
 
 
@@ -217,7 +213,7 @@ def _last_word(run_dir: str, patience: float) -> tuple[Document, str | None, boo
             return *found, True
         folded = fold_document(run_dir)
         waited = time.monotonic() - begun
-        if folded["alive"] is False or waited >= (patience if folded["alive"] else min(patience, FAR_ENGINE)):
+        if folded["alive"] is False or waited >= patience:
             lost = folded["alive"] is not True
             return {**folded, "engine_lost": lost}, None, lost
         time.sleep(RECEIPT_POLL)
