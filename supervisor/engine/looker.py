@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -24,6 +25,7 @@ from supervisor.engine.threads import in_thread
 from supervisor.watch.directories import DirectoryHints
 
 LOOK_LIMIT: Final = 25.0  # seconds for one contract; longer is a file system that does not answer
+WATCH_LIMIT: Final = 0.5  # seconds that the first look waits for events to be asked for
 _MAGIC: Final = frozenset("*?[")
 
 
@@ -74,11 +76,16 @@ class Looker:
         if self._watches_marker:
             directories.add(str(Path(self._layout.marker).parent))
         hints = DirectoryHints(directories, self._wake.set)
-        if hints.trouble:
-            self._post(ev.Noted(f"files are looked at once a second, for there are no events: {hints.trouble}"))
+        told = False
         try:
             while True:
                 self._wake.clear()
+                if hints.missing:
+                    with suppress(TimeoutError):
+                        await in_thread(hints.watch, limit=WATCH_LIMIT)
+                if hints.trouble and not told:
+                    told = True
+                    self._post(ev.Noted(f"files are looked at once a second, for there are no events: {hints.trouble}"))
                 await self._look()
                 await self._wake.wait()
         finally:

@@ -3,6 +3,9 @@
 A hint says only "look again": names may be missing, events may be lost, a network file system raises none. So `changed`
 is also called every `scan` seconds, whatever happens; a listing decides. When inotify cannot be had (limits, or a
 directory that does not exist), `trouble` says why, and the scan alone carries on.
+
+A file system that does not answer blocks whoever names a directory on it, so the loop never does: `watch` is for a
+thread, to be called again while there is something `missing`.
 """
 
 from __future__ import annotations
@@ -10,12 +13,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from supervisor.watch.inotify import Inotify
 
 SCAN: Final = 1.0  # seconds between looks that no event asked for
+
+_NOT_YET: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
 class DirectoryHints:
@@ -26,16 +32,31 @@ class DirectoryHints:
         self._scan = scan
         self._loop = asyncio.get_running_loop()
         self._missing = set(directories)
+        self._one_at_a_time = threading.Lock()
         self._inotify: Inotify | None = None
         self.trouble: str | None = None
         try:
             self._inotify = Inotify()
         except OSError as error:
-            self.trouble = f"no events: {os.strerror(error.errno or 0)}"
+            self.trouble = os.strerror(error.errno or 0)
         else:
             self._loop.add_reader(self._inotify.fileno(), self._heard)
-        self._watch_missing()
         self._timer = self._loop.call_later(scan, self._tick)
+
+    @property
+    def missing(self) -> bool:
+        """Whether there are directories that are not watched yet, and could be."""
+        return self._inotify is not None and bool(self._missing)
+
+    def watch(self) -> None:
+        """Watch the directories that are there by now. Blocks as long as their file systems do: call it in a thread.
+        While one call is under way, another returns at once."""
+        if self._one_at_a_time.acquire(blocking=False):
+            try:
+                for directory in tuple(self._missing):
+                    self._add(directory)
+            finally:
+                self._one_at_a_time.release()
 
     def close(self) -> None:
         """Stop; nothing is called after this."""
@@ -45,6 +66,19 @@ class DirectoryHints:
             self._inotify.close()
             self._inotify = None
 
+    def _add(self, directory: str) -> None:
+        inotify = self._inotify
+        if inotify is None:
+            return
+        try:
+            inotify.add(directory)
+        except OSError as error:
+            if error.errno in _NOT_YET:
+                return  # directories may appear late
+            if self._inotify is not None:
+                self.trouble = f"{directory}: {os.strerror(error.errno or 0)}"
+        self._missing.discard(directory)
+
     def _heard(self) -> None:
         if self._inotify is not None:
             self._inotify.events()
@@ -53,17 +87,4 @@ class DirectoryHints:
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self._scan, self._tick)
-        self._watch_missing()
         self._changed()
-
-    def _watch_missing(self) -> None:
-        """Directories may appear late."""
-        for directory in tuple(self._missing):
-            try:
-                if self._inotify is not None:
-                    self._inotify.add(directory)
-                    self._missing.discard(directory)
-            except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-                    self.trouble = f"{directory}: {os.strerror(error.errno or 0)}"
-                    self._missing.discard(directory)

@@ -1,0 +1,201 @@
+"""The looker: what it tells the machine of contracts and of a script's marker, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from supervisor.core import events as ev
+from supervisor.core.layout import Layout
+from supervisor.core.marker import Foreign, Garbage, Marker, NotYet, render
+from supervisor.core.plan import parse_plan
+from supervisor.engine import looker as module
+from supervisor.engine.looker import Looker, contract_directory, marker_event
+from supervisor.watch.directories import DirectoryHints
+
+LIMIT = 10.0
+E = TypeVar("E", bound=ev.Event)
+
+
+def layout(run_dir: Path, **tables: Any) -> Layout:
+    command = {"command": ["true"]}
+    roles = {"worker": {"ranks": 0, **command}, "client": {"ranks": 1, **command}}
+    plan = parse_plan(
+        {"job": {"name": "x", "nodes": 2}, "coordinator": {"rank": 1}, "roles": roles, **tables}, "plan.toml"
+    )
+    return Layout(plan, "run-1", "1", str(run_dir), ("n1", "n2"), "nonce")
+
+
+RESULT = {"name": "result", "path": "out/result.json", "format": "json", "fields": {"ok": {"equals": True}}}
+
+
+class Look:
+    """A looker at work, what it has told, and which contracts still matter."""
+
+    def __init__(self, where: Layout) -> None:
+        self.open = frozenset(["result"])
+        self.told: list[ev.Event] = []
+        self._news = asyncio.Event()
+        self.looker = Looker(where, self._post, lambda: self.open)
+
+    def _post(self, event: ev.Event) -> None:
+        self.told.append(event)
+        self._news.set()
+
+    def events(self, kind: type[E], **wanted: Any) -> list[E]:
+        """The events of a kind so far whose fields are as wanted."""
+        found = (event for event in self.told if isinstance(event, kind))
+        return [event for event in found if all(getattr(event, key) == value for key, value in wanted.items())]
+
+    async def until(self, kind: type[E], count: int = 1, **wanted: Any) -> E:
+        """The event of a kind that makes so many of them."""
+        async with asyncio.timeout(LIMIT):
+            while len(found := self.events(kind, **wanted)) < count:
+                self._news.clear()
+                await self._news.wait()
+        return found[count - 1]
+
+    async def ask(self, number: int) -> None:
+        """Ask for a look, and wait for its end."""
+        self.looker.ask(number)
+        await self.until(ev.ArtifactsLooked, asked=number)
+
+
+@asynccontextmanager
+async def looking(where: Layout) -> AsyncIterator[Look]:
+    look = Look(where)
+    task = asyncio.create_task(look.looker.run())
+    try:
+        yield look
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture(autouse=True)
+def _no_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events and requests alone make it look: no test passes because a second went by."""
+    monkeypatch.setattr(DirectoryHints.__init__, "__defaults__", (3600.0,))
+
+
+async def test_a_contract_is_told_when_its_answer_changes(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    path = tmp_path / "out/result.json"
+    async with looking(layout(tmp_path, artifacts=[RESULT])) as look:
+        assert (await look.until(ev.ArtifactSeen)).answer == "pending"
+        await look.ask(7)
+        assert len(look.told) == 2  # nothing changed: nothing to tell but the answer
+        path.write_text('{"ok": ')
+        seen = await look.until(ev.ArtifactSeen, 2)
+        assert (seen.answer, seen.problems[0].split(":")[0]) == ("pending", "out/result.json")
+        path.with_suffix(".new").write_text(json.dumps({"ok": True}))
+        path.with_suffix(".new").rename(path)
+        seen = await look.until(ev.ArtifactSeen, answer="valid")
+        assert [fact["path"] for fact in seen.files] == ["out/result.json"]
+
+
+async def test_a_contract_that_is_over_is_not_read_again(tmp_path: Path) -> None:
+    async with looking(layout(tmp_path, artifacts=[RESULT])) as look:
+        await look.until(ev.ArtifactSeen)
+        look.open = frozenset()
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out/result.json").write_text('{"ok": false}')
+        look.looker.ask(1)
+        await look.ask(2)
+        assert [event.name for event in look.told] == ["ArtifactSeen", "ArtifactsLooked", "ArtifactsLooked"]
+
+
+async def test_a_checker_that_breaks_is_a_fault_and_not_pending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("supervisor.contracts.generic.check", broken)
+    async with looking(layout(tmp_path, artifacts=[RESULT])) as look:
+        fault = await look.until(ev.CheckerFault)
+    assert (fault.contract, fault.text) == ("result", "RuntimeError: broken")
+
+
+async def test_a_file_system_that_does_not_answer_is_noted_and_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_answer(*_: object, limit: float) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(module, "in_thread", no_answer)
+    async with looking(layout(tmp_path, artifacts=[RESULT], marker={"by": "coordinator"})) as look:
+        assert "did not answer" in (await look.until(ev.Noted)).text
+        await look.ask(3)
+        assert look.events(ev.ArtifactSeen) == []
+        assert look.events(ev.MarkerRead) == []
+
+
+async def test_missing_events_are_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError(24, "")
+
+    monkeypatch.setattr("supervisor.watch.directories.Inotify", refuse)
+    async with looking(layout(tmp_path, artifacts=[RESULT])) as look:
+        await look.ask(1)
+        await look.ask(2)
+        (note,) = look.events(ev.Noted)
+    assert note.text == "files are looked at once a second, for there are no events: Too many open files"
+
+
+async def test_a_scripts_marker_is_told_once_and_only_ours(tmp_path: Path) -> None:
+    where = layout(tmp_path, marker={"by": "coordinator"})
+    other, ours = render(Marker(3, "run-2")), render(Marker(0, "run-1"))
+    async with looking(where) as look:
+        for number, content in enumerate((b"", b"0", b"zero\n", other)):
+            put(where.marker, content)
+            await look.ask(number)
+        assert look.events(ev.MarkerRead) == []
+        put(where.marker, ours)
+        assert await look.until(ev.MarkerRead) == ev.MarkerRead("marker", 0, None, asked=0)
+        await look.ask(9)
+        assert len(look.events(ev.MarkerRead)) == 1
+
+
+def put(path: str, content: bytes) -> None:
+    """A file that appears whole."""
+    Path(f"{path}.new").write_bytes(content)
+    Path(f"{path}.new").rename(path)
+
+
+async def test_there_is_nothing_to_look_at(tmp_path: Path) -> None:
+    assert not Looker(layout(tmp_path), lambda event: None, frozenset).has_work
+    assert Looker(layout(tmp_path, artifacts=[RESULT]), lambda event: None, frozenset).has_work
+    assert Looker(layout(tmp_path, marker={"by": "coordinator"}), lambda event: None, frozenset).has_work
+
+
+@pytest.mark.parametrize(
+    ("pattern", "directory"),
+    [("a.json", ""), ("a/b/c.json", "a/b"), ("a/*/c.json", "a"), ("*.json", ""), ("a/r{rank}/[ab]/x", "a/r1")],
+)
+def test_the_deepest_directory_that_a_pattern_names(tmp_path: Path, pattern: str, directory: str) -> None:
+    artifact = {"name": "a", "path": pattern, "per": "node", "root": "{run_dir}/{rank}"}
+    where = layout(tmp_path, artifacts=[artifact])
+    instance = Looker(where, lambda event: None, frozenset).instances[1]
+    assert contract_directory(where, instance) == tmp_path / "1" / directory
+
+
+@pytest.mark.parametrize(
+    ("reading", "found", "code"),
+    [
+        (Marker(5, "run-1"), "marker", 5),
+        (NotYet("empty"), "none", None),
+        (Garbage("x"), "garbage", None),
+        (Foreign(Marker(5, "run-2"), "run-1"), "foreign", None),
+    ],
+)
+def test_what_a_look_at_the_marker_means(reading: Any, found: str, code: int | None) -> None:
+    event = marker_event(reading, 0, 9)
+    assert (event.found, event.code, event.note, event.asked) == (found, code, None, 9)
+    assert marker_event(reading, 4, 9).note == 4
