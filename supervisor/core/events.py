@@ -15,7 +15,9 @@ Each event has a number that is never reused: a journal written by an older vers
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar
+from functools import cache
+from types import UnionType
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 JsonObject = dict[str, Any]
 
@@ -331,7 +333,7 @@ class Record:
 
 
 class UnknownEvent(ValueError):
-    """A journal line names an event that this version does not know, or lacks a field of it."""
+    """A journal line names an event that this version does not know, lacks a field of it, or has another type there."""
 
 
 def encode(event: Event) -> JsonObject:
@@ -344,8 +346,25 @@ def decode(data: JsonObject) -> Event:
     kind = KINDS.get(str(data.get("event")))
     if kind is None:
         raise UnknownEvent(f"unknown event {data.get('event')!r}")
-    known = {item.name for item in fields(kind)}
+    types = _types_of(kind.__name__)
+    values = {key: value for key, value in data.items() if key in types}
+    for key, value in values.items():
+        if not isinstance(value, types[key]) or (isinstance(value, bool) and bool not in types[key]):
+            raise UnknownEvent(f"{kind.__name__}: {key} is {value!r}")
     try:
-        return kind(**{key: value for key, value in data.items() if key in known})
+        return kind(**values)
     except TypeError as error:
         raise UnknownEvent(f"{kind.__name__}: {error}") from error
+
+
+@cache
+def _types_of(kind: str) -> dict[str, tuple[type, ...]]:
+    """What each field of a kind may hold in JSON: the outer types only, and a whole number where a float is meant."""
+    hints = get_type_hints(KINDS[kind])
+    found = {}
+    for item in fields(KINDS[kind]):
+        hint = hints[item.name]
+        choices = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+        outer = tuple(get_origin(choice) or choice for choice in choices)
+        found[item.name] = (*outer, int) if float in outer else outer
+    return found

@@ -97,7 +97,7 @@ SENTENCES: Final[dict[type[ev.Event], Callable[[Any], str | None]]] = {
     ev.Swept: _swept,
     ev.MarkerRead: _marker_read,
     ev.MarkerPublished: lambda e: f"the marker is published: {e.code} ({e.outcome})",
-    ev.MarkerFailed: lambda e: f"the marker was not published: {e.error}",
+    ev.MarkerFailed: lambda e: f"the marker {'could not be read' if e.asked else 'was not published'}: {e.error}",
     ev.ArtifactSeen: _artifact,
     ev.CheckerFault: lambda e: f"the checker of artifact {e.contract} broke: {e.text}",
     ev.Collected: _collected,
