@@ -25,7 +25,19 @@ from supervisor.core import events as ev
 from supervisor.core.layout import Layout
 from supervisor.core.plan import Plan, parse_plan
 from supervisor.core.run import step
-from supervisor.core.state import FINAL, TALKING, RankState, RunState
+from supervisor.core.state import (
+    COLLECT_MARGIN,
+    FINAL,
+    KILL_MARGIN,
+    LOOK_LIMIT,
+    MARKER_LIMIT,
+    REAP_LIMIT,
+    RELEASE_LIMIT,
+    SWEEP_LIMIT,
+    TALKING,
+    RankState,
+    RunState,
+)
 from tests.simulation import laws
 from tests.simulation.plans import Pick
 
@@ -447,19 +459,23 @@ class World:
     # --- to the end ----------------------------------------------------------------------------------------------
 
     def finish_answering(self, pick: Pick) -> None:
-        """From here on everything that is asked is answered, in any order, and every rank ends some day."""
+        """From here on everything that is asked is answered, in any order, and every rank ends some day, or what is
+        waited for comes."""
         while not self.over:
             moves = self.moves()
             if moves:
                 moves[pick(sorted(moves))](pick)
             elif silent := [place for place in self.steps if place.mute]:
                 silent[0].mute = False
+            elif self.lazy and not self.state.deadlines:
+                self.lazy = False
             else:
                 self._time_must_pass()
 
     def finish_silent(self) -> None:
         """From here on nobody answers anything: only the engine itself says that agents are silent, and in the end a
-        person loses patience with ranks that have no agent."""
+        person loses patience with ranks that have no agent. That takes no longer than all limits together."""
+        limit = self.now + self._all_limits()
         for place in self.steps:
             if not place.mute:
                 self._mute(place)
@@ -473,6 +489,18 @@ class World:
                 assert self.state.decision is None, "it is decided, and waits without a deadline"
                 assert any(not p.agent_on and self.machine(p).phase not in FINAL for p in self.steps)
                 self.take(ev.StopRequested("TERM"))
+        assert self.now <= limit
+
+    def _all_limits(self) -> float:
+        """Seconds: everything that can be waited for, one after the other, and a stop of both tiers."""
+        state, limits = self.state, self.plan.deadlines
+        until_decided = limits.run or 0.0, limits.artifacts or 0.0, (state.end_at or self.now) - self.now
+        work = limits.hello * 2 + limits.silence + self.plan.marker.recheck + MARKER_LIMIT
+        contracts = limits.finalization + 2 * LOOK_LIMIT
+        grace = max(role.grace for role in self.plan.roles)
+        tier = grace + KILL_MARGIN + REAP_LIMIT + max(SWEEP_LIMIT, RELEASE_LIMIT + REAP_LIMIT)
+        end = 2 * MARKER_LIMIT + limits.collect + COLLECT_MARGIN
+        return max(until_decided) + work + contracts + 2 * tier + end
 
     def _time_must_pass(self) -> None:
         assert self.state.deadlines, "nothing can happen any more, and the run is not over"
