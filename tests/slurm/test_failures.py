@@ -76,7 +76,7 @@ def test_without_agents_the_first_failure_is_the_same(jobs: Jobs) -> None:
 def test_no_rank_survives_an_engine_killed_by_sigkill(jobs: Jobs, after: str) -> None:
     """Not a child that left the session, nor a rank that ignores SIGTERM. The journal is whole, and nobody claims a
     success, even where Slurm does."""
-    stubborn = sh(f"trap '' TERM; setsid sleep 1000 & {UP}; {SLEEP}")
+    stubborn = sh(f"trap '' TERM; setsid sleep 1000 & sleep 1000 & {UP}; wait")
     run = jobs.submit(jobs.plan({"worker": role("0-3", stubborn)}, coordinator=0), after=after)
     run.wait_file(*(f"up.{rank}" for rank in range(4)))
     run.wait_events("RankStarted", 4)
