@@ -52,7 +52,6 @@ wake-up.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
@@ -62,17 +61,37 @@ import signal
 import sys
 import time
 
+from supervisor.agent.lines import GRACE_LIMIT, LINE_LIMIT, Lines, Spec, between, encode, introduction
+from supervisor.agent.processes import (
+    EXIT_FAILED,
+    EXIT_FAULT,
+    EXIT_LOST,
+    EXIT_NOT_FOUND,
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    PR_SET_CHILD_SUBREAPER,
+    Process,
+    become,
+    children,
+    descendants,
+    fork,
+    marked,
+    numbers,
+    prctl,
+    process,
+    send,
+    write_down,
+)
+
 TYPE_CHECKING = False  # not from typing: that import alone costs as much as all of ours
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any, NoReturn
+    from collections.abc import Callable
+    from typing import Any
 
 # What the engine relies on: bytes, seconds, exit codes.
-LINE_LIMIT = 1000  # with the newline: Slurm keeps such lines whole even when several tasks share a stream
 NONCE_LIMIT = 200  # characters
 SPEC_LIMIT = 4 << 20  # characters; more than the kernel takes as arguments and environment
 OUTBOX_LIMIT = 64 << 10  # when the channel is stuck that far, pongs and notes are dropped
-GRACE_LIMIT = 3600.0
 FAREWELL = 120.0  # a finished agent waits that long for bye
 LINGER = 0.1  # from the report of a failure to the exit, see leave_soon
 LOST_GRACE, LOST_LIMIT = 1.5, 1.8  # when the channel has ended: to KILL, and to leaving whatever resists it
@@ -81,8 +100,6 @@ KILL_PAUSE = (0.005, 0.25)  # between two rounds of KILL: the first pause, doubl
 LOOK_PAUSE = 0.25  # between two looks at processes whose end no signal announces
 FLUSH_LIMIT, LOST_FLUSH = 5.0, 0.1  # for the logs to reach the disk; when the channel has ended
 SWEEP_LIMIT = 5.0
-EXIT_FAILED, EXIT_LOST, EXIT_USAGE, EXIT_FAULT = 1, 70, 78, 125
-EXIT_REFUSED, EXIT_NOT_FOUND = 126, 127  # the shell's codes for a command that cannot run, or is not there
 SIGNAL_BASE = 128
 
 WAITING, STARTING, RUNNING = "waiting", "starting", "running"
@@ -98,268 +115,6 @@ REPORTED = (
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF),
     *(signal.SIGIO, signal.SIGPWR, signal.SIGXCPU, signal.SIGXFSZ),
 )
-
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-PF_FORKNOEXEC = 0x40  # linux/sched.h: forked, and no exec since
-LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-# -- the kernel's side: processes ----------------------------------------------------------------------
-
-
-def prctl(option: int, value: int) -> None:
-    """prctl(2), which Python does not offer. Raises OSError."""
-    zero = ctypes.c_ulong(0)
-    if LIBC.prctl(ctypes.c_int(option), ctypes.c_ulong(value), zero, zero, zero):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-class Process:
-    """One process as /proc/PID/stat showed it, see proc_pid_stat(5)."""
-
-    __slots__ = ("alive", "born", "execed", "group", "identity", "parent", "pid")
-
-    def __init__(self, pid: int, stat: bytes) -> None:
-        # The name stands in parentheses and may hold anything, parentheses too: cut after the last.
-        fields = stat[stat.rindex(b")") + 2 :].split()
-        self.pid = pid
-        self.parent = int(fields[1])
-        self.group = int(fields[2])
-        self.execed = not int(fields[6]) & PF_FORKNOEXEC
-        # A zombie is dead, unless only its first thread has ended and others still run.
-        self.alive = fields[0] not in (b"Z", b"X") or int(fields[17]) > 1
-        self.born = int(fields[19])  # clock ticks since the machine's start
-        self.identity = (pid, self.born)  # which tells a reused number from the first
-
-
-def slurp(path: str) -> bytes:
-    """A whole file of /proc; empty when it cannot be read: the process is gone, or not ours to look into."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return file.readall()
-    except OSError:
-        return b""
-
-
-def process(pid: int) -> Process | None:
-    """The process that has this number now, zombies included."""
-    stat = slurp(f"/proc/{pid}/stat")
-    return Process(pid, stat) if stat else None
-
-
-def numbers() -> list[int]:
-    """The pids that /proc shows, except our own."""
-    me = os.getpid()
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != me]
-
-
-def descendants(everyone: list[Process], root: int) -> list[Process]:
-    """Those of `everyone` that stand below the process `root`, nearest first."""
-    children: dict[int, list[Process]] = {}
-    for each in everyone:
-        children.setdefault(each.parent, []).append(each)
-    tree = children.pop(root, [])
-    for each in tree:  # grows while it is walked, and ends whatever the listing says, for pop empties the table
-        tree += children.pop(each.pid, [])
-    return tree
-
-
-def children() -> list[Process]:
-    """Our own living children at this moment; none where the kernel has no such list (CONFIG_PROC_CHILDREN)."""
-    me = os.getpid()
-    found = [process(int(pid)) for pid in slurp(f"/proc/{me}/task/{me}/children").split()]
-    return [each for each in found if each and each.alive]
-
-
-def carries(pid: int, tag: bytes) -> bool:
-    """Whether the process belongs to the caller's uid and was started with ALLOCD_TAG=tag in its environment."""
-    path = f"/proc/{pid}"
-    if b"\0ALLOCD_TAG=" + tag + b"\0" not in b"\0" + slurp(path + "/environ"):
-        return False
-    try:
-        return os.stat(path).st_uid == os.getuid()
-    except OSError:
-        return False
-
-
-def marked(tag: bytes, struck: set[tuple[int, int]]) -> list[Process]:
-    """What is alive of those that carry the tag. One that was struck already counts until it has ended: a dying
-    process has lost its environment some time before."""
-    known = {pid for pid, _ in struck}
-    found = [process(pid) for pid in numbers() if pid in known or carries(pid, tag)]
-    return [one for one in found if one and one.alive and (one.identity in struck or carries(one.pid, tag))]
-
-
-def send(seen: Process, number: int) -> bool:
-    """Signal the very process that was seen, never one that has got its number since: hold whatever has the
-    number by a pidfd, then compare start times. Kernels before 5.3 have no pidfd: there a window of
-    microseconds remains. False: it is gone. Raises PermissionError."""
-    held = -1
-    try:
-        held = os.pidfd_open(seen.pid)
-    except (AttributeError, OSError):
-        pass
-    try:
-        now = process(seen.pid)
-        if now is None or now.identity != seen.identity:
-            return False
-        if held >= 0:
-            signal.pidfd_send_signal(held, number)
-        else:
-            os.kill(seen.pid, number)
-        return True
-    except ProcessLookupError:
-        return False
-    finally:
-        if held >= 0:
-            os.close(held)
-
-
-def fork() -> int:
-    """fork(2). The child begins with every signal blocked: it still has our handlers, and would answer a
-    signal by writing into our wakeup pipe. Raises OSError."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    pid = -1
-    try:
-        pid = os.fork()
-    finally:
-        if pid:
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    return pid
-
-
-def become(spec: Spec, keeper: int, report: int, logs: list[int]) -> NoReturn:
-    """The child's way from fork to the rank's program. Failing, it says `PHASE ERRNO ERROR` on the report
-    pipe."""
-    phase = "session"
-    try:
-        os.setsid()
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != keeper:  # died before prctl: that death is announced no more
-            os._exit(EXIT_LOST)
-        signal.set_wakeup_fd(-1)
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            signal.signal(number, signal.SIG_DFL)
-        phase = "files"
-        for source, target in ((os.open(os.devnull, os.O_RDWR), 0), (logs[0], 1), (logs[1], 2)):
-            os.dup2(source, target)
-        phase = "cwd"
-        if spec.cwd is not None:
-            os.chdir(spec.cwd)
-        phase = "exec"
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.execvpe(spec.argv[0], spec.argv, spec.env)  # noqa: S606 - that is the trade
-    except OSError as error:
-        os.write(report, f"{phase} {error.errno} {error.strerror}".encode())
-    except BaseException as error:  # noqa: BLE001 - said on the report pipe, whatever it is
-        os.write(report, f"{phase} 0 {error}".encode("utf-8", "replace")[: select.PIPE_BUF])
-    finally:
-        os._exit(EXIT_REFUSED)
-
-
-def write_down(logs: list[int]) -> NoReturn:
-    """The flusher: exits with the errno of the first log that cannot be brought to the disk, or 0."""
-    code = 0
-    try:
-        for log in logs:
-            try:
-                os.fsync(log)
-            except OSError as error:
-                if error.errno != errno.EINVAL:  # a pipe or a device has nothing to sync
-                    code = code or error.errno or errno.EIO
-    finally:
-        os._exit(code)
-
-
-# -- the channel's side: lines -------------------------------------------------------------------------
-
-
-class Lines:
-    """Cuts a byte stream into lines. An overlong one comes out cut to LINE_LIMIT + 1 bytes, whatever its
-    length."""
-
-    def __init__(self) -> None:
-        self.rest = b""
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        *whole, last = data.split(b"\n")
-        for part in whole:
-            line, self.rest = self.rest + part, b""
-            yield line[: LINE_LIMIT + 1]
-        self.rest = (self.rest + last)[: LINE_LIMIT + 1]
-
-
-def encode(message: dict[str, Any]) -> bytes:
-    """One line of at most LINE_LIMIT bytes; the longest text in it is shortened until it fits."""
-    while True:
-        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
-        excess = len(line) - LINE_LIMIT
-        if excess <= 0:
-            return line
-        key = max(message.keys() - {"n", "e"}, key=lambda key: len(str(message[key])))
-        value = str(message[key])
-        message[key] = value[: min(LINE_LIMIT, len(value) - max(1, excess // 6))]  # an escape takes up to 6 bytes
-
-
-def typed(value: Any, name: str, kind: type) -> Any:
-    if not isinstance(value, kind):
-        raise ValueError(f"{name}: expected {kind.__name__}, found {value!r:.60}")
-    return value
-
-
-def text(value: Any, name: str) -> bytes:
-    """A string as the kernel takes it. Bytes that are no UTF-8 come as surrogates."""
-    if "\0" in typed(value, name, str):
-        raise ValueError(f"{name}: holds a NUL")
-    return bytes(value.encode("utf-8", "surrogateescape"))
-
-
-def between(value: Any, name: str, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise ValueError(f"{name}: expected a number from {low:g} to {high:g}, found {value!r:.60}")
-    return value
-
-
-class Spec:
-    """What to start and how to stop it. Raises ValueError, with a sentence, on a document that does not say
-    so."""
-
-    def __init__(self, document: Any) -> None:
-        typed(document, "spec", dict)
-        self.argv = [text(each, "argv") for each in typed(document.get("argv"), "argv", list)]
-        self.tag = text(document.get("tag"), "tag")
-        if not self.argv or not self.tag:
-            raise ValueError("argv and tag: neither may be empty")
-        self.logs = [(name, text(document.get(name), name)) for name in ("out", "err")]
-        cwd = document.get("cwd")
-        self.cwd = None if cwd is None else text(cwd, "cwd")
-        self.stop_signal = int(between(document.get("stop_signal", signal.SIGTERM), "stop_signal", 1, 64))
-        self.grace = between(document.get("grace", 30.0), "grace", 0, GRACE_LIMIT)
-        self.env = dict(os.environb)
-        for name in typed(document.get("unset", []), "unset", list):
-            self.env.pop(text(name, "unset"), None)
-        for name, value in typed(document.get("env", {}), "env", dict).items():
-            self.env[text(name, "env")] = text(value, "env." + name)
-        self.env[b"ALLOCD_TAG"] = self.tag
-
-
-def introduction() -> dict[str, Any]:
-    """Who says hello: the node by Slurm's name, and the step as JOB.STEP."""
-    env, host = os.environ, os.uname().nodename
-    attempt = env.get("SLURM_RESTART_COUNT", "")
-    step = f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}" if {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= env.keys() else None
-    return {
-        "host": host,
-        "pid": os.getpid(),
-        "node": env.get("SLURMD_NODENAME", host),
-        "step": step,
-        "attempt": int(attempt) if attempt.isdecimal() else 0,
-        "python": ".".join(map(str, sys.version_info[:3])),
-    }
-
-
-# -- the agent -----------------------------------------------------------------------------------------
 
 
 class Agent:

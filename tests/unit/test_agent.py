@@ -30,15 +30,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.agent import agent
-from supervisor.agent.build import SOURCE, agent_archive
+from supervisor.agent import agent, lines, processes
+from supervisor.agent.build import HERE, agent_archive
 
 PYTHON = os.environ.get("ALLOCD_TEST_PYTHON", sys.executable)
 NONCE = "f00d"
 PATIENCE = 20.0  # seconds: a deadline for what should take milliseconds, on a machine that may be busy
 Event = dict[str, Any]
 CHANGED = (  # a program: the agent from its source, with a change
-    f"import sys; sys.path.insert(0, {str(SOURCE.parent)!r}); import agent\n"
+    f"import sys; sys.path.insert(0, {str(HERE.parents[1])!r}); from supervisor.agent import agent\n"
     "{change}\n"
     "sys.exit(agent.main(sys.argv[2:]))\n"
 )
@@ -52,7 +52,7 @@ def wait_for(condition: Callable[[], object], what: str, limit: float = PATIENCE
 
 
 def alive(pid: int) -> bool:
-    seen = agent.process(pid)
+    seen = processes.process(pid)
     return seen is not None and seen.alive
 
 
@@ -133,7 +133,7 @@ class Engine:
 
     def next(self, limit: float = PATIENCE) -> Event:
         line = self.line(limit)
-        assert len(line) < agent.LINE_LIMIT
+        assert len(line) < lines.LINE_LIMIT
         event: Event = json.loads(line)
         assert event["n"] == NONCE
         self.events.append(event)
@@ -171,8 +171,8 @@ class Engine:
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
-        for left in agent.marked(self.tag.encode(), set()):
-            agent.send(left, signal.SIGKILL)
+        for left in processes.marked(self.tag.encode(), set()):
+            processes.send(left, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -589,7 +589,7 @@ def test_a_stop_with_a_wrong_detail_still_stops(engine: Engine) -> None:
     assert len(engine.seen("note")) == 3
     engine.until("gone")
     engine.hang_up()
-    assert engine.wait() == agent.EXIT_FAULT
+    assert engine.wait() == processes.EXIT_FAULT
 
 
 def test_kill_takes_the_whole_tree_at_once(engine: Engine) -> None:
@@ -751,7 +751,7 @@ def test_a_zombie_is_not_alive(engine: Engine) -> None:
         pytest.skip(f"ptrace is not permitted here: {os.strerror(ctypes.get_errno())}")
     engine.say("stop", signal=15, grace=0.1, exit=0)
     assert engine.until("gone") == {"n": NONCE, "e": "gone", "killed": 1, "left": 0}
-    seen = agent.process(pid)
+    seen = processes.process(pid)
     assert seen is not None
     assert not seen.alive
     os.waitpid(pid, 0x40000000)  # __WALL
@@ -950,7 +950,7 @@ def test_what_it_does_not_understand_is_noted(engine: Engine) -> None:
 
 def test_the_line_limit(engine: Engine) -> None:
     engine.next()
-    for size, answer in ((agent.LINE_LIMIT, "pong"), (agent.LINE_LIMIT + 1, "note"), (300_000, "note")):
+    for size, answer in ((lines.LINE_LIMIT, "pong"), (lines.LINE_LIMIT + 1, "note"), (300_000, "note")):
         line = json.dumps({"n": NONCE, "c": "ping", "pad": ""}).encode()
         engine.raw(line.replace(b'""', b'"' + b"x" * (size - len(line)) + b'"') + b"\n")
         assert engine.next()["e"] == answer
@@ -962,8 +962,8 @@ def test_the_line_limit(engine: Engine) -> None:
     st.sampled_from(["note", "hello"]),
 )
 def test_no_line_is_longer_than_the_limit(fields: dict[str, Any], name: str) -> None:
-    line = agent.encode({"n": NONCE, "e": name, **fields})
-    assert len(line) <= agent.LINE_LIMIT
+    line = lines.encode({"n": NONCE, "e": name, **fields})
+    assert len(line) <= lines.LINE_LIMIT
     assert line.index(b"\n") == len(line) - 1
     told = json.loads(line)
     assert (told.pop("n"), told.pop("e"), set(told)) == (NONCE, name, set(fields))
@@ -972,12 +972,12 @@ def test_no_line_is_longer_than_the_limit(fields: dict[str, Any], name: str) -> 
 
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=3000), max_size=6), st.integers(min_value=1, max_value=700))
-def test_lines_do_not_depend_on_how_they_arrive(lines: list[bytes], step: int) -> None:
-    lines = [line.replace(b"\n", b"") for line in lines]
-    stream = b"".join(line + b"\n" for line in lines) + b"rest"
-    cutter = agent.Lines()
+def test_lines_do_not_depend_on_how_they_arrive(texts: list[bytes], step: int) -> None:
+    texts = [text.replace(b"\n", b"") for text in texts]
+    stream = b"".join(text + b"\n" for text in texts) + b"rest"
+    cutter = lines.Lines()
     found = [line for at in range(0, len(stream), step) for line in cutter.feed(stream[at : at + step])]
-    assert found == [line[: agent.LINE_LIMIT + 1] for line in lines]
+    assert found == [text[: lines.LINE_LIMIT + 1] for text in texts]
 
 
 # -- when the agent itself dies -------------------------------------------------------------------------
@@ -1011,7 +1011,7 @@ def test_a_defect_of_the_agent_leaves_no_rank_behind(hire: Callable[..., Engine]
     engine = hire([PYTHON, "-B", "-I", "-S", "-c", broken], stderr=subprocess.PIPE)
     pid = daemon(engine, "deaf", "stay")
     engine.say("ping")
-    assert engine.wait() == agent.EXIT_FAULT
+    assert engine.wait() == processes.EXIT_FAULT
     assert engine.process.stderr is not None
     assert b"ZeroDivisionError" in engine.process.stderr.read()
     wait_for(lambda: not alive(pid), "the daemon's end")
@@ -1022,16 +1022,16 @@ def test_usage(archive: Path, arguments: list[str]) -> None:
     done = subprocess.run(
         [PYTHON, "-I", "-S", str(archive), *arguments], capture_output=True, timeout=PATIENCE, check=False
     )
-    assert (done.returncode, done.stdout) == (agent.EXIT_USAGE, b"")
+    assert (done.returncode, done.stdout) == (processes.EXIT_USAGE, b"")
     assert done.stderr.startswith(b"usage: ")
 
 
 # -- processes ------------------------------------------------------------------------------------------
 
 
-def stat_line(pid: int, parent: int, name: str = "sh", state: str = "S", threads: int = 1) -> agent.Process:
+def stat_line(pid: int, parent: int, name: str = "sh", state: str = "S", threads: int = 1) -> processes.Process:
     fields = [state, parent, 7, 7, 0, -1, 0, *[0] * 10, threads, 0, 999, 0]
-    return agent.Process(pid, f"{pid} ({name}) {' '.join(map(str, fields))}\n".encode())
+    return processes.Process(pid, f"{pid} ({name}) {' '.join(map(str, fields))}\n".encode())
 
 
 @pytest.mark.parametrize("name", ["sh", "a b", ") Z 1 (", "((", ")\n("])
@@ -1044,23 +1044,23 @@ def test_descendants_are_found_without_loops_or_strangers() -> None:
     chain = [
         stat_line(pid, parent) for pid, parent in ((12, 11), (10, 1), (11, 10), (20, 1), (13, 10), (30, 31), (31, 30))
     ]
-    assert [each.pid for each in agent.descendants(chain, 10)] == [11, 13, 12]
-    assert [each.pid for each in agent.descendants(chain, 30)] == [31, 30]
+    assert [each.pid for each in processes.descendants(chain, 10)] == [11, 13, 12]
+    assert [each.pid for each in processes.descendants(chain, 30)] == [31, 30]
 
 
 def test_a_number_that_was_reused_is_not_signalled() -> None:
     child = subprocess.Popen(["sleep", "300"])
     try:
-        seen = agent.process(child.pid)
+        seen = processes.process(child.pid)
         assert seen is not None
         seen.identity = (child.pid, seen.identity[1] - 1)  # as if seen before this process was born
-        assert agent.send(seen, signal.SIGKILL) is False
+        assert processes.send(seen, signal.SIGKILL) is False
         assert child.poll() is None
-        again = agent.process(child.pid)
+        again = processes.process(child.pid)
         assert again is not None
-        assert agent.send(again, signal.SIGTERM) is True
+        assert processes.send(again, signal.SIGTERM) is True
         assert child.wait(PATIENCE) == -signal.SIGTERM
-        assert agent.send(again, signal.SIGTERM) is False
+        assert processes.send(again, signal.SIGTERM) is False
     finally:
         child.kill()
         child.wait(PATIENCE)
@@ -1070,13 +1070,13 @@ def test_what_was_struck_counts_until_it_has_ended() -> None:
     """Also without its environment, which a dying process loses first."""
     child = subprocess.Popen(["sleep", "300"])
     try:
-        seen = agent.process(child.pid)
+        seen = processes.process(child.pid)
         assert seen is not None
-        assert [each.pid for each in agent.marked(b"no such tag", {seen.identity})] == [child.pid]
-        assert agent.marked(b"no such tag", {(child.pid, seen.identity[1] - 1)}) == []
+        assert [each.pid for each in processes.marked(b"no such tag", {seen.identity})] == [child.pid]
+        assert processes.marked(b"no such tag", {(child.pid, seen.identity[1] - 1)}) == []
         child.kill()
         wait_for(lambda: not alive(child.pid), "the child's end")
-        assert agent.marked(b"no such tag", {seen.identity}) == []
+        assert processes.marked(b"no such tag", {seen.identity}) == []
     finally:
         child.kill()
         child.wait(PATIENCE)
@@ -1089,9 +1089,9 @@ def test_kernels_without_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pidfd_open", missing)
     child = subprocess.Popen(["sleep", "300"])
     try:
-        seen = agent.process(child.pid)
+        seen = processes.process(child.pid)
         assert seen is not None
-        assert agent.send(seen, signal.SIGTERM) is True
+        assert processes.send(seen, signal.SIGTERM) is True
         assert child.wait(PATIENCE) == -signal.SIGTERM
     finally:
         child.kill()
@@ -1174,7 +1174,7 @@ def greets(archive: Path, root: Path, python: str) -> bool:
 
 def test_the_archive_is_the_same_every_time() -> None:
     code = "import sys; from supervisor.agent.build import agent_archive as a; sys.stdout.buffer.write(a())"
-    root = str(SOURCE.parents[2])
+    root = str(HERE.parents[1])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=root, timeout=PATIENCE, check=True)
     assert agent_archive() == agent_archive() == done.stdout
 

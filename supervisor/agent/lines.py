@@ -1,0 +1,101 @@
+"""The agent's side of the channel as bytes: lines cut from a stream, messages that fit a line, the specification
+read."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+TYPE_CHECKING = False  # not from typing: that import alone costs as much as all of ours
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+LINE_LIMIT = 1000  # with the newline: Slurm keeps such lines whole even when several tasks share a stream
+GRACE_LIMIT = 3600.0
+
+
+class Lines:
+    """Cuts a byte stream into lines. An overlong one comes out cut to LINE_LIMIT + 1 bytes, whatever its
+    length."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        *whole, last = data.split(b"\n")
+        for part in whole:
+            line, self.rest = self.rest + part, b""
+            yield line[: LINE_LIMIT + 1]
+        self.rest = (self.rest + last)[: LINE_LIMIT + 1]
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """One line of at most LINE_LIMIT bytes; the longest text in it is shortened until it fits."""
+    while True:
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        excess = len(line) - LINE_LIMIT
+        if excess <= 0:
+            return line
+        key = max(message.keys() - {"n", "e"}, key=lambda key: len(str(message[key])))
+        value = str(message[key])
+        message[key] = value[: min(LINE_LIMIT, len(value) - max(1, excess // 6))]  # an escape takes up to 6 bytes
+
+
+def typed(value: Any, name: str, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"{name}: expected {kind.__name__}, found {value!r:.60}")
+    return value
+
+
+def text(value: Any, name: str) -> bytes:
+    """A string as the kernel takes it. Bytes that are no UTF-8 come as surrogates."""
+    if "\0" in typed(value, name, str):
+        raise ValueError(f"{name}: holds a NUL")
+    return bytes(value.encode("utf-8", "surrogateescape"))
+
+
+def between(value: Any, name: str, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise ValueError(f"{name}: expected a number from {low:g} to {high:g}, found {value!r:.60}")
+    return value
+
+
+class Spec:
+    """What to start and how to stop it. Raises ValueError, with a sentence, on a document that does not say
+    so."""
+
+    def __init__(self, document: Any) -> None:
+        typed(document, "spec", dict)
+        self.argv = [text(each, "argv") for each in typed(document.get("argv"), "argv", list)]
+        self.tag = text(document.get("tag"), "tag")
+        if not self.argv or not self.tag:
+            raise ValueError("argv and tag: neither may be empty")
+        self.logs = [(name, text(document.get(name), name)) for name in ("out", "err")]
+        cwd = document.get("cwd")
+        self.cwd = None if cwd is None else text(cwd, "cwd")
+        self.stop_signal = int(between(document.get("stop_signal", signal.SIGTERM), "stop_signal", 1, 64))
+        self.grace = between(document.get("grace", 30.0), "grace", 0, GRACE_LIMIT)
+        self.env = dict(os.environb)
+        for name in typed(document.get("unset", []), "unset", list):
+            self.env.pop(text(name, "unset"), None)
+        for name, value in typed(document.get("env", {}), "env", dict).items():
+            self.env[text(name, "env")] = text(value, "env." + name)
+        self.env[b"ALLOCD_TAG"] = self.tag
+
+
+def introduction() -> dict[str, Any]:
+    """Who says hello: the node by Slurm's name, and the step as JOB.STEP."""
+    env, host = os.environ, os.uname().nodename
+    attempt = env.get("SLURM_RESTART_COUNT", "")
+    step = f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}" if {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= env.keys() else None
+    return {
+        "host": host,
+        "pid": os.getpid(),
+        "node": env.get("SLURMD_NODENAME", host),
+        "step": step,
+        "attempt": int(attempt) if attempt.isdecimal() else 0,
+        "python": ".".join(map(str, sys.version_info[:3])),
+    }
