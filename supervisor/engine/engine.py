@@ -346,6 +346,8 @@ class Engine:
                 await in_thread(collect, self.layout, wanted, files, errors, limit=limit)
             except TimeoutError:
                 errors.append(f"collection did not end within {limit:g} s")
+            except Exception as error:  # noqa: BLE001 - a collection that breaks is told, and holds nobody
+                errors.append(f"collection broke: {type(error).__name__}: {error}")
             self.post(ev.Collected(list(files), list(errors)))  # copies: the thread may still be at work
 
         self._help("collecting", work)

@@ -27,6 +27,9 @@ SILENT_AFTER: Final = 15.0  # seconds without an answer: three pings
 SWEEP_LIMIT: Final = 15.0
 FOREIGN_LIMIT: Final = 100  # lines of foreign output per rank that are kept in the journal
 WORDS: Final = 2000  # bytes of srun's own last words that become part of the story
+NOISE: Final = "lacks support for cpu binding"
+"""What srun says to `--cpu-bind=none` where there is nothing to bind with: no word about the step."""
+
 NO_STEP_AFTER: Final = 1.0  # seconds without a step of that name until its srun is taken for one that waits
 NO_STEP_PAUSE: Final = 0.1
 YOUNG: Final = 10.0  # seconds since its srun was started, for a rank whose task may not run yet
@@ -122,7 +125,8 @@ class Steps:
             with open(self._layout.log(rank, kind), "rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - WORDS))
-                return file.read().decode(errors="replace")
+                text = file.read().decode(errors="replace")
+            return "\n".join(line for line in text.splitlines() if NOISE not in line)
 
         try:
             return await in_thread(tail, limit=2.0)
