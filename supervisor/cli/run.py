@@ -9,7 +9,7 @@ import shlex
 import shutil
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from supervisor.cli.runs import complain, register, sentence, tell
 from supervisor.core import codes
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from supervisor.core.layout import Layout
     from supervisor.core.plan import Plan
     from supervisor.engine.prepare import Prepared
+    from supervisor.engine.session import Outcome
     from supervisor.launch.base import Launcher
     from supervisor.scheduler.client import SlurmClient
 
@@ -159,7 +160,7 @@ def _drive(
         report = None if args.quiet else reporter(printer)
         outcome = drive(layout, launcher, opening, client=client, report=report, notes=notes)
         printer.settle()
-        for text in (*outcome.trouble, _verdict(layout.run_id, outcome.receipt["verdict"])):
+        for text in (*outcome.trouble, _verdict(layout.run_id, outcome)):
             printer.print(f"allocctl: {text}")
     finally:
         printer.close()
@@ -168,10 +169,12 @@ def _drive(
     return outcome.code
 
 
-def _verdict(run_id: str, verdict: dict[str, Any]) -> str:
+def _verdict(run_id: str, outcome: Outcome) -> str:
     """The last line: people read the sentence, programs the brackets."""
+    verdict = outcome.receipt["verdict"]
     observed = "" if verdict["final"] else ", first observed"
-    summary = f"{verdict['outcome']}{observed}: {verdict['summary']}"
+    saved = "; not everything could be saved" if outcome.trouble else ""
+    summary = f"{verdict['outcome']}{observed}: {verdict['summary']}{saved}"
     return f"{run_id}: {summary} [exit {verdict['code']}, origin {verdict['origin']}]"
 
 

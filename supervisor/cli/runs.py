@@ -101,5 +101,4 @@ def give_up_stdout() -> None:
 def sentence(error: OSError) -> str:
     """What went wrong with which file."""
     where = f"{error.filename}: " if error.filename else ""
-    what = error.strerror or str(error) or ("no answer" if isinstance(error, TimeoutError) else type(error).__name__)
-    return f"{where}{what}"
+    return f"{where}{error.strerror or str(error) or type(error).__name__}"

@@ -296,7 +296,7 @@ class Engine:
             try:
                 self.post(await in_thread(look, limit=MARKER_LIMIT))
             except (OSError, TimeoutError) as error:
-                self.post(ev.MarkerFailed(f"{self.layout.marker}: {error or 'no answer'}"))
+                self.post(ev.MarkerFailed(f"{self.layout.marker}: {error}"))
 
         self._help("reading the marker", read)
 
@@ -316,7 +316,7 @@ class Engine:
             try:
                 done = await in_thread(write, self.layout.marker, marker, limit=MARKER_LIMIT)
             except (OSError, TimeoutError) as error:
-                self.post(ev.MarkerFailed(f"{self.layout.marker}: {error or 'no answer'}"))
+                self.post(ev.MarkerFailed(f"{self.layout.marker}: {error}"))
                 return
             match done.found:
                 case Marker(code=code):

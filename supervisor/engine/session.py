@@ -114,7 +114,7 @@ async def _conclude(engine: Engine, opening: ev.RunOpened) -> Outcome:
     try:
         await in_thread(receipts.write_run_receipt, engine.layout.run_dir, document, limit=RECEIPT_LIMIT)
     except OSError as error:  # TimeoutError is one
-        text = f"the receipt could not be written in {engine.layout.run_dir}: {error or 'no answer'}"
+        text = f"the receipt could not be written in {engine.layout.run_dir}: {error}"
         trouble.append(text)
         if document["verdict"]["code"] == codes.OK:
             document["verdict"] = _unproven(document["verdict"], text)

@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[..., T], *args: Any, limit: float) -> T:
-    """`function(*args)` in a thread of its own, for at most `limit` seconds. Raises TimeoutError past them, else
-    whatever the function raises."""
+    """`function(*args)` in a thread of its own, for at most `limit` seconds. Raises TimeoutError past them, which says
+    so, else whatever the function raises."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -40,5 +40,10 @@ async def in_thread(function: Callable[..., T], *args: Any, limit: float) -> T:
             loop.call_soon_threadsafe(deliver, result, failed)
 
     threading.Thread(target=work, name=getattr(function, "__name__", "work"), daemon=True).start()
-    async with asyncio.timeout(limit):
-        return await future
+    try:
+        async with asyncio.timeout(limit) as timeout:
+            return await future
+    except TimeoutError:
+        if timeout.expired():
+            raise TimeoutError(f"no answer within {limit:g} s") from None
+        raise

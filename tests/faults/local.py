@@ -61,9 +61,10 @@ Done = subprocess.CompletedProcess[str]
 
 @dataclass
 class Run:
-    """One `allocctl run`. `base` is where its run directory is made."""
+    """One `allocctl run`. `base` has what it printed, `place` its run directory, as the test sees it."""
 
     base: Path
+    place: Path
     process: subprocess.Popen[bytes]
     _found: list[Path] = field(default_factory=list)
 
@@ -71,11 +72,11 @@ class Run:
     def directory(self) -> Path:
         """The run directory; waits for the first line of the journal in it."""
         if not self._found:
-            self._found = until(self._opened, f"a run in {self.base}{self}")
+            self._found = until(self._opened, f"a run in {self.place}{self}")
         return self._found[0]
 
     def _opened(self) -> list[Path]:
-        journals = self.base.glob("*/journal.jsonl")
+        journals = self.place.glob("*/journal.jsonl")
         return [path.parent for path in journals if b"\n" in path.read_bytes()]
 
     def file(self, name: str) -> str | None:
@@ -157,7 +158,7 @@ class Run:
 
     def processes(self) -> list[int]:
         """Every living process of this run, by command line or environment. Not the engine."""
-        mark = os.fsencode(f"{self.directory}/")
+        mark = os.fsencode(f"/{self.directory.name}/")
         found = []
         for entry in os.listdir("/proc"):
             if not entry.isdecimal() or int(entry) in (os.getpid(), self.process.pid):
@@ -184,7 +185,7 @@ class Run:
 
     def __str__(self) -> str:
         """For messages of failed waits: what is known of the run."""
-        journals = "".join(path.read_text()[-3000:] for path in self.base.glob("*/journal.jsonl"))
+        journals = "".join(path.read_text()[-3000:] for path in self.place.glob("*/journal.jsonl"))
         return f"\n--- stderr:\n{self.stderr[-3000:]}\n--- the end of the journal:\n{journals}"
 
 
@@ -228,10 +229,12 @@ class Local:
         plan: Path,
         *options: str,
         base: Path | None = None,
+        place: Path | None = None,
         env: Mapping[str, str] | None = None,
         before: Sequence[str] = (),
     ) -> Run:
-        """Start `allocctl run`; `before` is put in front of it (strace, a shell that limits it)."""
+        """Start `allocctl run`; `before` is put in front of it. `place` is where the test finds the run directory, if
+        that is not in `base`."""
         base = base or self.base()
         with (base / "stdout").open("wb") as out, (base / "stderr").open("wb") as err:
             process = subprocess.Popen(
@@ -243,7 +246,7 @@ class Local:
                 stderr=err,
                 start_new_session=True,
             )
-        self.runs.append(Run(base, process))
+        self.runs.append(Run(base, place or base, process))
         return self.runs[-1]
 
     def run(self, plan: Path, *options: str, **more: Any) -> Run:

@@ -17,8 +17,14 @@ async def test_a_result_and_an_error_come_back() -> None:
     assert await in_thread(divmod, 7, 2, limit=LIMIT) == (3, 1)
     with pytest.raises(ZeroDivisionError):
         await in_thread(divmod, 7, 0, limit=LIMIT)
+    with pytest.raises(TimeoutError, match="its own"):
+        await in_thread(_late, limit=LIMIT)
     with pytest.raises(KeyboardInterrupt):  # whatever it is
         await in_thread(_interrupted, limit=LIMIT)
+
+
+def _late() -> None:
+    raise TimeoutError("its own")
 
 
 def _interrupted() -> None:
@@ -38,7 +44,7 @@ async def test_work_that_does_not_end_is_left_behind() -> None:
         release.wait(LIMIT)
         ended.set()
 
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"^no answer within 0.01 s$"):
         await in_thread(hang, limit=0.01)
     (thread,) = (each for each in threading.enumerate() if each.name == "hang")
     assert thread.daemon  # it does not hold the process at its end
