@@ -12,7 +12,7 @@ conclusion in the document: failures are read back as failures, Slurm's answers 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from supervisor.core import events as ev
 from supervisor.core.layout import Layout
 from supervisor.core.state import End, Failure, RankState, RunState
 from supervisor.core.story import timeline
-from supervisor.core.truth import Answer, Truth, decide, step_disagreements
+from supervisor.core.truth import Answer, StepComparison, Truth, compare_steps, decide
 from supervisor.core.verdict import (
     NATIVE,
     Evidence,
@@ -146,7 +146,8 @@ def sealed_receipt(
     run: Document | None, run_sha256: str | None, truth: Truth, *, versions: Mapping[str, str]
 ) -> Document:
     """The run receipt (None: a job without one) and Slurm's truth, with the verdict over both."""
-    verdict = judge_sealed(evidence_from(run) if run else None, truth)
+    steps = _compare_steps(run, truth)
+    verdict = judge_sealed(evidence_from(run) if run else None, truth, steps.contradictions)
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "sealed",
@@ -155,18 +156,18 @@ def sealed_receipt(
         "verdict": verdict.as_dict(),
         "slurm": truth.to_dict(),
         "steps": [step.raw for step in truth.steps],
-        "disagreements": list(_step_disagreements(run, truth)),
+        "disagreements": [*steps.contradictions, *steps.unconfirmed],
         "run": run,
         "run_sha256": run_sha256,
         "versions": dict(versions),
     }
 
 
-def _step_disagreements(run: Document | None, truth: Truth) -> Iterable[str]:
+def _compare_steps(run: Document | None, truth: Truth) -> StepComparison:
     """Our own steps: what accounting says against what the engine saw."""
     ends = ((rank.get("step"), rank.get("returncode")) for rank in (run or {}).get("ranks", ()))
     seen = {str(step): code for step, code in ends if step is not None and isinstance(code, int) and code >= 0}
-    return step_disagreements(truth.steps, seen) if seen else ()
+    return compare_steps(truth.steps, seen)
 
 
 def evidence_from(run: Document) -> Evidence:
@@ -193,8 +194,9 @@ def replay(document: Document) -> tuple[Verdict, bool]:
             verdict = judge_run(evidence_from(document), final=document["launcher"] != "slurm")
         elif kind == "sealed":
             answers = [Answer.from_dict(answer) for answer in document["slurm"]["answers"]]
-            run = document["run"]
-            verdict = judge_sealed(evidence_from(run) if run else None, decide(str(document["jobid"]), answers))
+            run, truth = document["run"], decide(str(document["jobid"]), answers)
+            contradictions = _compare_steps(run, truth).contradictions
+            verdict = judge_sealed(evidence_from(run) if run else None, truth, contradictions)
         else:
             raise NotAReceipt(f"a receipt is of kind run or sealed, found {kind!r}")
         same = (verdict.outcome, verdict.code, verdict.origin, verdict.reason)

@@ -34,7 +34,7 @@ from supervisor.core.answers import Answer, Outcome, read_answer
 from supervisor.core.slurm import FOLD, ExitCode, Source, agrees
 from supervisor.core.slurm_records import JobRecord, StepRecord
 
-__all__ = ["Answer", "Outcome", "Standing", "Truth", "decide", "read_answer", "step_disagreements"]
+__all__ = ["Answer", "Outcome", "Standing", "StepComparison", "Truth", "compare_steps", "decide", "read_answer"]
 
 Standing = Literal["settled", "running", "unconfirmed", "differs", "absent", "unasked", "elsewhere", "several"]
 
@@ -368,20 +368,26 @@ def _same(one: JobRecord, other: JobRecord) -> bool:
     return one.exit.signal == other.exit.signal and one.exit.code % FOLD == other.exit.code % FOLD
 
 
-def step_disagreements(steps: Sequence[StepRecord], seen: Mapping[str, int]) -> tuple[str, ...]:
-    """Sentences about our steps (raw step id -> the code we saw, 128 + N for signal N) that accounting tells
-    otherwise.
+@dataclass(frozen=True, slots=True)
+class StepComparison:
+    """Our own steps beside accounting's rows of them. A row that is missing or not finished confirms nothing and denies
+    nothing; a contradiction denies a success."""
 
-    A missing or unfinished row is a sentence too: it is no contradiction, but no confirmation either.
-    """
+    contradictions: tuple[str, ...] = ()
+    unconfirmed: tuple[str, ...] = ()
+
+
+def compare_steps(steps: Sequence[StepRecord], seen: Mapping[str, int]) -> StepComparison:
+    """What accounting says of the steps in `seen` (raw step id -> the code we saw, 128 + N for signal N)."""
     rows = {step.step: step for step in steps}
-    found: list[str] = []
+    contradictions: list[str] = []
+    unconfirmed: list[str] = []
     for name, code in seen.items():
         row = rows.get(name)
         if row is None:
-            found.append(f"accounting has no row of step {name}")
+            unconfirmed.append(f"accounting has no row of step {name}")
         elif not row.terminal:
-            found.append(f"accounting's row of step {name} is not finished ({row.state_text})")
+            unconfirmed.append(f"accounting's row of step {name} is not finished ({row.state_text})")
         elif not agrees(code, row.exit, "sacct") or (code == 0) != (row.state.word == "COMPLETED"):
-            found.append(f"step {name} ended with {code}; accounting says {row.state_text} {row.exit}")
-    return tuple(found)
+            contradictions.append(f"step {name} ended with {code}; accounting says {row.state_text} {row.exit}")
+    return StepComparison(tuple(contradictions), tuple(unconfirmed))

@@ -131,14 +131,17 @@ def _unverifiable(summary: str, because: tuple[str, ...], final: bool) -> Verdic
     return Verdict("unverifiable", codes.UNVERIFIABLE, "allocd", "unverifiable", summary, because, final)
 
 
-def judge_sealed(evidence: Evidence | None, truth: Truth) -> Verdict:
-    """The run (None: a job that allocd did not run) and what Slurm's records prove about the allocation."""
+def judge_sealed(evidence: Evidence | None, truth: Truth, contradictions: tuple[str, ...] = ()) -> Verdict:
+    """The run (None: a job that allocd did not run) and what Slurm's records prove about the allocation. A success
+    needs agreement: `contradictions`, Slurm's records of our own steps against what we saw, leave it unproven."""
     run = None if evidence is None else judge_run(evidence, final=True)
     if not truth.settled:
         return _without_record(run, truth)
     failure = None if evidence is None else first_failure(evidence.failures)
     if run is None or failure is None:
-        return _run_or_record(run, truth)
+        verdict = _run_or_record(run, truth)
+        denied = verdict.outcome == "success" and contradictions
+        return _unverifiable(contradictions[0], (*verdict.because, *contradictions), True) if denied else verdict
     native = class_of(failure) == NATIVE
     if explains_ends(truth) and (failure.provisional or not native):
         return _by_slurm(truth, f"first observed, and explained by that: {failure.text}")

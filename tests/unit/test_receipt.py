@@ -206,7 +206,7 @@ STEPS = ("COMPLETED|0:0", "FAILED|9:0", "COMPLETED|0:0")
 """What accounting says of the steps of ranks 0, 1 and 2."""
 
 
-def test_steps_that_accounting_tells_otherwise_are_listed() -> None:
+def test_a_success_that_a_steps_record_contradicts_is_unproven() -> None:
     rows = ["7|COMPLETED|0:0|0:0|7|1000|1001|1002|ann|c|node1"]
     rows += [f"7.{rank}|{end}||7.{rank}|1000|1001|1002|||node{rank}" for rank, end in enumerate(STEPS)]
     answer = book("COMPLETED")
@@ -216,7 +216,8 @@ def test_steps_that_accounting_tells_otherwise_are_listed() -> None:
     document = sealed(completed(), told)
     assert document["disagreements"] == ["step 7.1 ended with 0; accounting says FAILED 9:0"]
     assert [raw.split("|")[0] for raw in document["steps"]] == ["7.0", "7.1", "7.2"]
-    assert document["verdict"]["outcome"] == "success"  # told, and judges nothing
+    assert (document["verdict"]["outcome"], document["verdict"]["code"]) == ("unverifiable", 75)  # no agreement
+    assert replay(document)[1]
 
 
 # --- replay ------------------------------------------------------------------------------------------------------

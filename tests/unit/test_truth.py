@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from supervisor.core import codes
 from supervisor.core.slurm import ExitCode, Source, parse_state
 from supervisor.core.slurm_records import StepRecord
-from supervisor.core.truth import Answer, Truth, decide, read_answer, step_disagreements
+from supervisor.core.truth import Answer, StepComparison, Truth, compare_steps, decide, read_answer
 
 SHOWN = """\
 JobId={jobid} {parts}JobName=x
@@ -309,10 +309,11 @@ def test_steps_that_accounting_tells_otherwise() -> None:
         step("7.8", "FAILED", 0),
     ]
     agreeing = {"7.0": 0, "7.1": 137, "7.2": 137, "7.8": 128}
-    assert step_disagreements(steps, agreeing) == ()
-    found = step_disagreements(steps, {**agreeing, "7.3": 128, "7.4": 0, "7.5": 0, "7.6": 0, "7.7": 0})
-    assert [sentence.split("7.")[1][0] for sentence in found] == ["3", "4", "5", "6", "7"]
-    assert "no row" in found[-1] and "not finished" in found[2]
+    assert compare_steps(steps, agreeing) == StepComparison()
+    found = compare_steps(steps, {**agreeing, "7.3": 128, "7.4": 0, "7.5": 0, "7.6": 0, "7.7": 0})
+    assert [sentence.split("7.")[1][0] for sentence in found.contradictions] == ["3", "4", "6"]
+    assert [sentence.split("7.")[1][0] for sentence in found.unconfirmed] == ["5", "7"]
+    assert "not finished" in found.unconfirmed[0] and "no row" in found.unconfirmed[1]
 
 
 def test_codes_are_those_of_the_interface() -> None:
