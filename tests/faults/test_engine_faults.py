@@ -241,11 +241,24 @@ def holdable(real: Path, mount: Path) -> Iterator[subprocess.Popen[bytes]]:
         server.communicate(timeout=LIMIT)
 
 
-def hold(server: subprocess.Popen[bytes]) -> None:
-    """Stop it, every thread of it: a request that it has already read cannot even be given up by a killed process."""
-    server.send_signal(signal.SIGSTOP)
-    stats = list(Path(f"/proc/{server.pid}/task").glob("*/stat"))
-    until(lambda: all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats), "bindfs to stand still")
+def hold(server: subprocess.Popen[bytes], client: subprocess.Popen[bytes]) -> None:
+    """Stop the server while it serves nothing: a request that it has read already holds even a killed client."""
+
+    def held() -> bool:
+        server.send_signal(signal.SIGSTOP)
+        until(lambda: states(server.pid) == {"T"}, "bindfs to stand still")
+        if "D" not in states(client.pid):
+            return True
+        server.send_signal(signal.SIGCONT)
+        return False
+
+    until(held, "a moment without a request")
+
+
+def states(pid: int) -> set[str]:
+    """The states of a process's threads."""
+    stats = Path(f"/proc/{pid}/task").glob("*/stat")
+    return {stat.read_text().rpartition(")")[2].split()[0] for stat in stats}
 
 
 def test_stops_are_carried_out_though_no_file_system_answers(local: Local) -> None:
@@ -267,7 +280,7 @@ def test_stops_are_carried_out_though_no_file_system_answers(local: Local) -> No
         run = local.start(plan, "--dir", str(base), place=real)
         until(lambda: all((trace / f"up.{rank}").exists() for rank in range(3)), f"three ranks{run}")
         until(lambda: len(run.events("RankStarted")) == 3, f"the news of them{run}")
-        hold(held)
+        hold(held, run.process)
         asked = time.monotonic()
         run.signal(signal.SIGTERM)
         until(lambda: (trace / "ended").exists() and len((trace / "ended").read_text()) == 6, f"three ends{run}")
@@ -278,4 +291,4 @@ def test_stops_are_carried_out_though_no_file_system_answers(local: Local) -> No
         assert "not everything could be saved" in run.last_line
         assert "the journal could not be written within 1 s" in run.stderr
         assert "no answer" in run.stderr
-        run.wait_gone()
+    run.wait_gone()
