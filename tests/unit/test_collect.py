@@ -1,0 +1,212 @@
+"""Collecting: what a pattern means, whole copies with their checksums, and nothing that a job could trick us into."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.core.layout import Layout
+from supervisor.core.plan import parse_plan
+from supervisor.engine.collect import collect
+from supervisor.engine.threads import in_thread
+
+
+def layout(run_dir: Path, *patterns: str) -> Layout:
+    plan = parse_plan(
+        {
+            "job": {"name": "x", "nodes": 1},
+            "coordinator": {"rank": 0},
+            "roles": {"client": {"ranks": 0, "command": ["true"]}},
+            "collect": {"paths": list(patterns)},
+        },
+        "plan.toml",
+    )
+    return Layout(plan, "run-1", "job-1", str(run_dir), ("n1",), "nonce")
+
+
+class Collected:
+    """What came of collecting `patterns` in a run directory."""
+
+    def __init__(self, run_dir: Path, *patterns: str, contract_files: tuple[Path, ...] = ()) -> None:
+        self.run_dir = run_dir
+        self.files: list[dict[str, Any]] = []
+        self.errors: list[str] = []
+        collect(layout(run_dir, *patterns), [str(path) for path in contract_files], self.files, self.errors)
+
+    @property
+    def sources(self) -> list[str]:
+        """The files that were taken, as paths relative to the run directory."""
+        return sorted(os.path.relpath(item["source"], self.run_dir) for item in self.files)
+
+
+def write(path: Path, content: bytes = b"content") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "run[1]*"  # a name that would be a pattern
+    path.mkdir()
+    return path
+
+
+def test_copies_are_whole_and_their_facts_are_right(run_dir: Path) -> None:
+    content = os.urandom(3 * 1024 * 1024 + 1)
+    source = write(run_dir / "out/result.bin", content)
+    source.chmod(0o4640)
+    done = Collected(run_dir, "out/*.bin")
+    assert done.errors == []
+    target = run_dir / "collected/out/result.bin"
+    digest = hashlib.sha256(content).hexdigest()
+    assert done.files == [{"path": str(target), "source": str(source), "size": len(content), "sha256": digest}]
+    assert target.read_bytes() == content
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640  # who may read it, but not as whom it runs
+    assert [path.name for path in target.parent.iterdir()] == ["result.bin"]
+
+
+def test_contract_files_are_checksummed_where_they_are(run_dir: Path) -> None:
+    path = write(run_dir / "result.json")
+    done = Collected(run_dir, contract_files=(path, path))
+    assert [item["path"] for item in done.files] == [str(path)]
+    assert not (run_dir / "collected").exists()
+
+
+@pytest.mark.parametrize(
+    ("patterns", "sources"),
+    [
+        (["a.txt"], ["a.txt"]),
+        (["*.txt"], ["a.txt"]),
+        (["**/*.txt"], ["a.txt", "deep/b.txt", "deep/er/c.txt"]),
+        (["deep/*"], ["deep/b.txt"]),
+        (["deep/[ab].txt"], ["deep/b.txt"]),
+        (["{run_dir}/a.txt"], ["a.txt"]),
+        (["job-1.{jobid}"], ["job-1.job-1"]),
+        (["a.txt", "*.txt", "**/a.txt"], ["a.txt"]),
+        ([".hidden"], [".hidden"]),
+    ],
+)
+def test_patterns(run_dir: Path, patterns: list[str], sources: list[str]) -> None:
+    for name in ("a.txt", "deep/b.txt", "deep/er/c.txt", "job-1.job-1", ".hidden"):
+        write(run_dir / name)
+    done = Collected(run_dir, *patterns)
+    assert (done.sources, done.errors) == (sources, [])
+
+
+def test_what_is_collected_is_not_collected_again(run_dir: Path) -> None:
+    write(run_dir / "a.txt")
+    done = Collected(run_dir, "a.txt", "**/*.txt")
+    assert (done.sources, done.errors) == (["a.txt"], [])
+
+
+def test_what_matches_nothing_is_an_error_for_each_pattern(run_dir: Path) -> None:
+    (run_dir / "empty").mkdir()
+    done = Collected(run_dir, "*.json", "empty/*", "empty")
+    assert done.errors == [f"collect: nothing matches {pattern}" for pattern in ("*.json", "empty/*", "empty")]
+
+
+def test_files_elsewhere(run_dir: Path, tmp_path: Path) -> None:
+    """They go below `collected` by their whole path; a link on the way that the plan names is the site's."""
+    write(tmp_path / "scratch/job/a.txt")
+    (tmp_path / "site").symlink_to("scratch")
+    done = Collected(run_dir, f"{tmp_path}/site/job/*.txt")
+    assert done.errors == []
+    (item,) = done.files
+    assert item["path"] == f"{run_dir}/collected{tmp_path}/site/job/a.txt"
+
+
+def test_two_files_of_one_name(run_dir: Path, tmp_path: Path) -> None:
+    """The first stays as it is, the second is an error."""
+    outside = write(tmp_path / "a.txt", b"second")
+    write(run_dir / str(outside).lstrip("/"), b"first")
+    done = Collected(run_dir, str(outside).lstrip("/"), str(outside))
+    target = run_dir / "collected" / str(outside).lstrip("/")
+    assert target.read_bytes() == b"first"
+    assert done.errors == [f"collect: {outside}: another file was collected as {target}"]
+
+
+def test_no_link_is_followed(run_dir: Path, tmp_path: Path) -> None:
+    """Neither a file's, nor a directory's before it, nor a dangling one, nor one that leads in circles; each is told
+    once."""
+    secret = write(tmp_path / "secret/key")
+    (run_dir / "link").symlink_to(secret)
+    (run_dir / "dangling").symlink_to("nowhere")
+    (run_dir / "away").symlink_to(secret.parent)
+    (run_dir / "circle").symlink_to(".")
+    write(run_dir / "plain")
+    done = Collected(run_dir, "**")
+    assert done.sources == ["plain"]
+    named = {error.removeprefix("collect: ").removesuffix(": a symbolic link, not followed") for error in done.errors}
+    assert named == {str(run_dir / name) for name in ("link", "dangling", "away", "circle")}
+    assert len(done.errors) == 4
+    for pattern in ("link", "away/key", f"{run_dir}/away/*"):
+        done = Collected(run_dir, pattern)
+        assert done.files == []
+        assert len(done.errors) == 1
+
+
+def test_a_link_that_a_wildcard_finds_elsewhere_is_not_followed(run_dir: Path, tmp_path: Path) -> None:
+    write(tmp_path / "secret/key")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/a").symlink_to(tmp_path / "secret")
+    done = Collected(run_dir, f"{tmp_path}/out/*/key")
+    assert done.files == []
+    assert done.errors == [f"collect: {tmp_path}/out/a: a symbolic link, not followed"]
+
+
+def test_what_is_no_plain_file_is_not_waited_for(run_dir: Path) -> None:
+    os.mkfifo(run_dir / "fifo")
+    done = Collected(run_dir, "fifo")
+    assert done.errors == [f"collect: {run_dir}/fifo: not a regular file"]
+
+
+def test_a_file_that_cannot_be_read_hides_no_other(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(run_dir / "a"), write(run_dir / "b")
+    real = os.open
+
+    def refuse(path: Any, *args: Any, **more: Any) -> int:
+        if str(path).endswith("/a"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    done = Collected(run_dir, "*")
+    assert done.sources == ["b"]
+    assert done.errors == [f"collect: {run_dir}/a: Permission denied"]
+
+
+def test_a_copy_that_breaks_off_leaves_nothing(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(run_dir / "a")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fchmod", full)
+    done = Collected(run_dir, "a")
+    assert done.errors == [f"collect: {run_dir}/a: No space left on device"]
+    assert list((run_dir / "collected").iterdir()) == []
+
+
+async def test_what_was_done_so_far_is_had_when_the_rest_hangs(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(run_dir / "a"), write(run_dir / "b")
+    answer = threading.Event()
+    real = os.open
+
+    def hang(path: Any, *args: Any, **more: Any) -> int:
+        if str(path).endswith("/b"):
+            answer.wait(10)
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(os, "open", hang)
+    done = Collected(run_dir)
+    with pytest.raises(TimeoutError):
+        await in_thread(collect, layout(run_dir, "*"), [], done.files, done.errors, limit=0.1)
+    assert done.sources == ["a"]
+    answer.set()
