@@ -81,8 +81,12 @@ class Follower:
 
     def names(self) -> list[str]:
         """The logs that are wanted, by rank."""
+        try:
+            names = os.listdir(self.directory)
+        except FileNotFoundError:
+            return []
         found = []
-        for name in os.listdir(self.directory):
+        for name in names:
             rank, _, kind = name.removeprefix("rank-").partition(".")
             wanted = self._ranks is None or (rank.isdecimal() and int(rank) in self._ranks)
             if wanted and (self._kinds is None or kind.rpartition(".")[2] in self._kinds):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Final, NoReturn
 
-from supervisor.cli.runs import complain, give_up_stdout, sentence
+from supervisor.cli.runs import complain, flush_stdout, sentence
 from supervisor.core import codes
 
 VERBS: Final[dict[str, str]] = {
@@ -38,21 +38,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return codes.CONFIG
     try:
         code = _verb(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
     except KeyboardInterrupt:
-        return codes.CANCELLED
+        code = codes.CANCELLED
     except BrokenPipeError:
-        give_up_stdout()  # the reader has left, and need not be told
-        return codes.FAILED
+        code = codes.FAILED  # the reader has left, and need not be told
     except OSError as error:
-        give_up_stdout()
         complain(sentence(error))
-        return codes.FAILED
+        code = codes.FAILED
     except Exception as error:  # noqa: BLE001 - nobody's mistake but ours: told as such, with what a maintainer needs
         traceback.print_exc()
         complain(f"a fault of allocd itself: {type(error).__name__}: {error}")
-        return codes.FAULT
-    return code
+        code = codes.FAULT
+    return flush_stdout(code)
 
 
 def _verb(words: list[str]) -> int:

@@ -10,6 +10,8 @@ import os
 import sys
 from contextlib import suppress
 
+from supervisor.core import codes
+
 JOURNAL = "journal.jsonl"
 
 
@@ -83,19 +85,25 @@ def complain(text: object) -> None:
 
 
 def tell(text: str) -> None:
-    """A line on stdout. That nobody reads there changes no exit code."""
+    """A line on stdout. That it cannot be written changes no exit code."""
+    with suppress(OSError):  # flush_stdout finds it again
+        print(text)
+    flush_stdout(codes.OK)
+
+
+def flush_stdout(code: int) -> int:
+    """Write what is left; a success is none when that fails. From then on nothing goes there, so that Python's own last
+    flush does not fail as well."""
     try:
-        print(text, flush=True)
+        sys.stdout.flush()
     except OSError as error:
-        give_up_stdout()
-        complain(f"stdout: {sentence(error)}")
-
-
-def give_up_stdout() -> None:
-    """What is still to be written there goes nowhere, so that Python's own last flush does not fail."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        if not isinstance(error, BrokenPipeError):
+            complain(f"stdout: {sentence(error)}")
+        return code or codes.FAILED
+    return code
 
 
 def sentence(error: OSError) -> str:
