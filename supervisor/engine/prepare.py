@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import secrets
 import shutil
 import time
@@ -27,6 +28,10 @@ from supervisor.engine.looker import contract_directory
 from supervisor.engine.markers import note_path
 
 MAX_RUNS: Final = 10_000  # further runs in one allocation
+DESCRIPTORS: Final = (
+    64,
+    6,
+)  # what an engine needs, and what it needs for each rank: two pipes, a pidfd, logs, a search
 
 
 class Unfit(Exception):
@@ -52,6 +57,7 @@ def layout_for(plan: Plan, base: str, attempt: str, jobid: str, nodes: tuple[str
 
 def prepare(plan: Plan, plan_text: str, base: str, attempt: str, jobid: str, nodes: tuple[str, ...]) -> Prepared:
     """Make the run directory and what belongs in it. Raises Unfit; nothing of it is left then."""
+    _make_room(plan.size)
     run_id, run_dir = _make_directory(absolute(base), attempt)
     layout = Layout(plan, run_id, jobid, run_dir, nodes, secrets.token_hex(8))
     try:
@@ -63,6 +69,17 @@ def prepare(plan: Plan, plan_text: str, base: str, attempt: str, jobid: str, nod
     except Unfit:
         shutil.rmtree(run_dir, ignore_errors=True)
         raise
+
+
+def _make_room(ranks: int) -> None:
+    """Enough descriptors for that many ranks: the usual soft limit of 1,024 is not. Raises Unfit."""
+    wanted = DESCRIPTORS[0] + DESCRIPTORS[1] * ranks
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise Unfit(f"{ranks} ranks need {wanted} open files, but the limit is {hard}: raise it (ulimit -Hn)")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def absolute(base: str) -> str:

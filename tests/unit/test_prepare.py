@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import subprocess
 import sys
 import zipfile
@@ -121,6 +122,31 @@ def test_a_disk_that_is_full_leaves_nothing(
     with pytest.raises(Unfit, match="No space left on device: choose another place with --dir"):
         prepared()
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "after"), [((100, 200), (136, 200)), ((100, -1), (136, -1)), ((200, 200), None), ((-1, -1), None)]
+)
+def test_there_are_enough_descriptors(
+    prepared: Prepare,
+    monkeypatch: pytest.MonkeyPatch,
+    limits: tuple[int, int],
+    after: tuple[int, int] | None,
+) -> None:
+    """The soft limit is raised, but only if it must be: ranks inherit it."""
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda which, wanted: asked.append(wanted))
+    monkeypatch.setattr(module, "DESCRIPTORS", (100, 18))
+    prepared()
+    assert asked == ([] if after is None else [after])
+
+
+def test_too_few_descriptors_are_told(prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (50, 60))
+    with pytest.raises(Unfit, match="2 ranks need 76 open files, but the limit is 60"):
+        prepared()
+    assert not (tmp_path / "runs").exists()
 
 
 # --- the marker ----------------------------------------------------------------------------------------------------
