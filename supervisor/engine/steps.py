@@ -210,7 +210,7 @@ class Steps:
         if self._state().ranks[command.rank].agent:
             self._send(command.rank, "kill", exit=command.exit)
         elif command.rank in self._processes:
-            self._processes[command.rank].terminate()
+            self._launcher.kill(self._processes[command.rank])
 
     def release(self, command: cmd.ReleaseStep) -> None:
         self._send(command.rank, "bye", exit=command.exit)
@@ -238,10 +238,10 @@ class Steps:
             async with asyncio.timeout(SWEEP_LIMIT):
                 code = await process.wait()
             error = "" if answers else f"the search ended with {code}: {await self._words(rank)}"
+        except TimeoutError:  # before OSError, of which it is one
+            error = f"the search did not end within {SWEEP_LIMIT:g} s"
         except OSError as failure:
             error = str(failure)
-        except TimeoutError:
-            error = f"the search did not end within {SWEEP_LIMIT:g} s"
         finally:
             if process is not None:
                 process.terminate()

@@ -7,6 +7,7 @@ process at its end) and its caller goes on, which is why a pool is not used: a p
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 async def in_thread(function: Callable[..., T], *args: Any, limit: float) -> T:
     """`function(*args)` in a thread of its own, for at most `limit` seconds. Raises TimeoutError past them, which says
-    so, else whatever the function raises."""
+    so, OSError when no thread can be made, else whatever the function raises."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -39,7 +40,10 @@ async def in_thread(function: Callable[..., T], *args: Any, limit: float) -> T:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(deliver, result, failed)
 
-    threading.Thread(target=work, name=getattr(function, "__name__", "work"), daemon=True).start()
+    try:
+        threading.Thread(target=work, name=getattr(function, "__name__", "work"), daemon=True).start()
+    except RuntimeError as error:  # the user's limit of processes
+        raise OSError(errno.EAGAIN, str(error)) from None
     try:
         async with asyncio.timeout(limit) as timeout:
             return await future

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from supervisor.core.layout import AGENT, Layout
 from supervisor.core.substitution import substitute
+
+if TYPE_CHECKING:
+    from supervisor.launch.process import StepProcess
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,9 @@ class Launcher(Protocol):
     async def signal(self, layout: Layout, rank: int, pid: int, signal: str) -> str | None:
         """Signal a rank that has no agent (`signal` without SIG; `pid` is the step's process). Returns what went
         wrong, or None. Raises NoStep."""
+
+    def kill(self, process: StepProcess) -> None:
+        """Kill a rank that has no agent."""
 
 
 def agent_argv(layout: Layout, python: str, rank: int) -> tuple[str, ...]:

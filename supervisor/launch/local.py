@@ -8,6 +8,7 @@ import sys
 
 from supervisor.core.layout import Layout
 from supervisor.launch.base import StepCommand, agent_argv, rank_directory, sweep_argv
+from supervisor.launch.process import StepProcess
 
 
 class LocalLauncher:
@@ -39,6 +40,10 @@ class LocalLauncher:
         except OSError as error:
             return str(error)
         return None
+
+    def kill(self, process: StepProcess) -> None:
+        """KILL to the rank's process group, now."""
+        process.kill()
 
     @staticmethod
     def _python(layout: Layout) -> str:

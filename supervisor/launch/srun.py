@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from supervisor.core.layout import Layout
 from supervisor.core.slurm import step_environment
 from supervisor.launch.base import NoStep, StepCommand, agent_argv, rank_directory, sweep_argv
+from supervisor.launch.process import StepProcess
 from supervisor.scheduler.client import SlurmClient
 
 
@@ -60,6 +61,10 @@ class SrunLauncher:
         if step is None:
             raise NoStep(layout.step_name(rank))
         return None if await self._client.signal_step(step, signal) else f"scancel --signal={signal} {step} failed"
+
+    def kill(self, process: StepProcess) -> None:
+        """TERM to srun, at which Slurm kills the task; srun itself is killed only if it does not end then."""
+        process.terminate()
 
     def _options(self, layout: Layout, rank: int, name: str = "", stdin: str = "all") -> tuple[str, ...]:
         return (

@@ -52,6 +52,15 @@ async def test_work_that_does_not_end_is_left_behind() -> None:
     assert await in_thread(ended.wait, LIMIT, limit=LIMIT)
 
 
+async def test_no_thread_to_be_had_is_an_oserror(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(BlockingIOError, match="can't start new thread"):
+        await in_thread(divmod, 7, 2, limit=LIMIT)
+
+
 async def test_the_caller_may_be_cancelled() -> None:
     release = threading.Event()
     task = asyncio.create_task(in_thread(release.wait, LIMIT, limit=LIMIT))
