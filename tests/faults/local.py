@@ -30,6 +30,7 @@ from tests.slurm.jobs import LIMIT, UP, Event, alive, await_files, py, role, sh,
 
 __all__ = [
     "ALLOCCTL",
+    "CHILD",
     "LIMIT",
     "SERVE",
     "STUBBORN",
@@ -49,9 +50,11 @@ __all__ = [
 ]
 
 ALLOCCTL: Final = str(Path(sys.executable).with_name("allocctl"))
-SERVE: Final = sh(f"trap '{touch('ended')}; exit 0' TERM; sleep 1000 & {UP}; wait")
-"""A worker as it should be: says `up`, and on TERM says `ended` and exits 0. Its child is there before it says `up`: a
-signal that comes between fork and exec is lost."""
+CHILD: Final = 'sleep 1000 & until read -r name <"/proc/$!/comm" && [ "$name" = sleep ]; do :; done'
+"""Shell: a child that is really there. A signal that comes between its fork and its exec is lost."""
+
+SERVE: Final = sh(f"trap '{touch('ended')}; exit 0' TERM; {CHILD}; {UP}; wait")
+"""A worker as it should be: says `up`, and on TERM says `ended` and exits 0."""
 
 STUBBORN: Final = sh(f"trap '' TERM INT HUP; {UP}; while :; do sleep 1000; done")
 """A rank that does not go when it is told to."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.local import LIMIT, SERVE, UP, Local, Run, await_files, role, sh, until
+from tests.faults.local import CHILD, LIMIT, SERVE, UP, Local, Run, await_files, role, sh, until
 
 pytestmark = pytest.mark.slow
 
@@ -268,7 +268,7 @@ def test_stops_are_carried_out_though_no_file_system_answers(local: Local) -> No
     real, base, trace = (local.directory / name for name in ("real", "mount", "trace"))
     for directory in (real, base, trace):
         directory.mkdir()
-    server = sh(f"trap 'echo $ALLOCD_RANK >>{trace}/ended; exit 0' TERM; sleep 1000 & : >{trace}/up.$ALLOCD_RANK; wait")
+    server = sh(f"trap 'echo $ALLOCD_RANK >>{trace}/ended; exit 0' TERM; {CHILD}; : >{trace}/up.$ALLOCD_RANK; wait")
     missing = {"name": "a", "root": str(base / "late"), "path": "a.json", "required": False}
     plan = local.plan(
         {"worker": role("0,2", server), "client": role(1, server)},

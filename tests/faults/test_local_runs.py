@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.local import SERVE, STUBBORN, UP, Local, Run, await_files, py, role, sh, touch
+from tests.faults.local import CHILD, SERVE, STUBBORN, UP, Local, Run, await_files, py, role, sh, touch
 
 WORKERS = {"worker": role("0,1", SERVE)}
 RESULT = 'mkdir -p "$ALLOCD_RUN_DIR/results"; printf \'{"requests": {"failed": 0, "completed": 5}}\' '
@@ -49,7 +49,7 @@ def after(run: Run, name: str, *earlier: str, **wanted: int) -> None:
 
 def test_a_success_waits_for_its_contract_and_ends_the_workers_normally(local: Local) -> None:
     """The result comes from a worker, after the coordinator's zero: nobody is stopped before it is there."""
-    late = sh(f"trap '{touch('ended')}; exit 0' TERM; {UP}; {await_files('done', 2)}; sleep 1000 & {RESULT}; wait")
+    late = sh(f"trap '{touch('ended')}; exit 0' TERM; {CHILD}; {UP}; {await_files('done', 2)}; {RESULT}; wait")
     plan = local.plan(
         {
             "writer": role(0, late),
@@ -149,7 +149,7 @@ def test_the_coordinators_code_is_the_runs(local: Local) -> None:
 @pytest.mark.parametrize(
     ("end", "code", "text"),
     [
-        pytest.param("exit 9", 9, "ended with code 9", id="code"),
+        pytest.param("exit 9", 9, "ended with code 9", id="code", marks=pytest.mark.slow),
         pytest.param("exit 0", 1, "code 0", id="zero-too-early", marks=pytest.mark.slow),
         pytest.param("kill -SEGV $$", 139, "signal 11", id="signal", marks=pytest.mark.slow),
         pytest.param("exec /nonexistent", 127, "code 127", id="shell-127", marks=pytest.mark.slow),
@@ -298,7 +298,7 @@ def test_ranks_without_an_agent(local: Local) -> None:
     """Their ends, their logs, their stop and their working directory are the same."""
     elsewhere = local.directory / "elsewhere"
     elsewhere.mkdir()
-    server = sh(f"pwd; echo words >&2; trap '{touch('ended')}; exit 0' TERM; sleep 1000 & {UP}; wait")
+    server = sh(f"pwd; echo words >&2; trap '{touch('ended')}; exit 0' TERM; {CHILD}; {UP}; wait")
     plan = local.plan(
         {
             "worker": role(0, server, agent="off", cwd=str(elsewhere), env={"ROLE": "{role}"}),
