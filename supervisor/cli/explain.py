@@ -50,12 +50,13 @@ def story(document: Document, over: bool, whole: bool = False) -> Iterator[str]:
     """The explanation, line by line."""
     verdict, failure = document["verdict"], document["first_failure"]
     yield _headline(document, over)
-    said = [verdict["summary"]] if over or document["alive"] is False else []
+    said = [verdict["summary"]] if over else []
     yield from (f"  {text}." for text in said)
     if failure and not _was_said(failure["text"], said):
         said.append(failure["text"])
         yield f"  What failed first: {failure['text']}."
-    yield from (f"  {text}." for text in _news(said, (*verdict["because"], *document["doubts"])))
+    reasons = (*(verdict["because"] if over else ()), *document["doubts"])
+    yield from (f"  {text}." for text in _news(said, reasons))
     if over and not verdict["final"]:
         yield "  Slurm has not said yet how the job ended; `allocctl verify` asks, and seals this."
     yield from _last_words(document)
@@ -63,8 +64,10 @@ def story(document: Document, over: bool, whole: bool = False) -> Iterator[str]:
     yield from _section("Ended because of that", _grouped((item, item["text"]) for item in fell))
     told = {item["rank"] for item in fell} | ({failure["rank"]} if failure else set())
     rest = (rank for rank in document["ranks"] if rank["rank"] not in told)
-    yield from _section("Other ranks" if told - {None} else "Ranks", _grouped((rank, how(rank)) for rank in rest))
-    yield from _section("Artifacts", map(_artifact, document["artifacts"]))
+    title = "Other ranks" if told - {None} else "Ranks"
+    seen = "" if over or document["alive"] else ", as they were last seen"
+    yield from _section(title + seen, _grouped((rank, _how(rank)) for rank in rest))
+    yield from _section("Artifacts", (_artifact(item, said) for item in document["artifacts"]))
     yield from _section("Marker", [_marker(document)])
     collected = (document["collected"] or {}).get("errors", ())
     yield from _section("Not collected", (text.removeprefix("collect: ") for text in collected))
@@ -82,7 +85,7 @@ def _headline(document: Document, over: bool) -> str:
         ended = {"success": "succeeded", "failure": "failed", "unverifiable": "is unverifiable"}[verdict["outcome"]]
         return f"{name} {ended}: exit code {verdict['code']}, {ORIGINS[verdict['origin']]}."
     if document["alive"] is False:
-        return f"{name} was left by its engine, which is gone without a receipt."
+        return f"{name} was lost: its engine is gone, without a receipt. What follows is what its journal tells."
     where = "" if document["alive"] else f" as far as can be seen from here; its engine is on {document['host']}"
     return f"{name} is not over{where}: {document['phase']}."
 
@@ -138,8 +141,12 @@ def tail(path: str) -> list[str]:
     return ["".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines]
 
 
-def _artifact(item: Document) -> str:
-    problems = (item["finding"] or {}).get("problems") or ()
+def _how(rank: Document) -> str:
+    return how(rank) if rank["end"] is None or rank["refused"] else f"ended with {how(rank)}"
+
+
+def _artifact(item: Document, said: Iterable[str]) -> str:
+    problems = _news(said, (item["finding"] or {}).get("problems") or ())
     why = f" ({item['reason']})" if item["reason"] else ""
     return f"{item['contract']}: {item['state']}{why}" + (f": {'; '.join(problems)}" if problems else "")
 
