@@ -132,7 +132,10 @@ class Table:
         self._plain = Plain(printer)
 
     def __call__(self, record: ev.Record, state: RunState) -> None:
-        width, height = os.get_terminal_size(self._terminal)
+        try:
+            width, height = os.get_terminal_size(self._terminal)
+        except OSError:  # the terminal is gone
+            width = height = 0
         if len(state.ranks) + 2 > height:  # a frame that does not fit cannot be redrawn
             self._printer.show(())
             self._plain(record, state)

@@ -46,6 +46,10 @@ T = TypeVar("T")
 Reporter = Callable[[ev.Record, RunState], None]
 
 
+def _unseen(record: ev.Record, state: RunState) -> None:
+    """Nobody looks."""
+
+
 class Engine:
     """One run, from its opening to the last piece of evidence."""
 
@@ -55,7 +59,7 @@ class Engine:
         launcher: Launcher,
         opening: ev.RunOpened,
         *,
-        report: Reporter = lambda record, state: None,
+        report: Reporter | None = None,
         clock: EndTimeReader | None = None,
         notes: Sequence[str] = (),
         cwd: str | None = None,
@@ -65,7 +69,7 @@ class Engine:
         self.records: list[ev.Record] = []
         self._launcher = launcher
         self._opening = opening
-        self._report = report
+        self._report = report or _unseen
         self._clock = clock
         self._notes = notes
         self._stops: list[str] = []
@@ -173,7 +177,15 @@ class Engine:
         for command in commands:
             if type(command) in cmd.DURABLE:
                 self._carry_out(command)
-        self._report(record, self.state)
+        self._tell(record)
+
+    def _tell(self, record: ev.Record) -> None:
+        """Show it to people. What breaks there (a terminal that is gone) is noted, and is no event's business."""
+        try:
+            self._report(record, self.state)
+        except Exception as error:  # noqa: BLE001 - the run goes on unseen
+            self._report = _unseen
+            self._inbox.append(ev.Noted(f"the display broke: {type(error).__name__}: {error}"))
 
     def _refused(self, event: ev.Event, error: Exception) -> None:
         """The machine did not take an event: that is a fault of ours, and the run ends for it. A machine that does not

@@ -78,8 +78,7 @@ async def _drive(
     use_pidfd_watcher()
     loop = asyncio.get_running_loop()
     clock = _Clock(client) if client is not None else None
-    extra: dict[str, Any] = {} if report is None else {"report": report}
-    engine = Engine(layout, launcher, opening, clock=clock, notes=notes, **extra)
+    engine = Engine(layout, launcher, opening, report=report, clock=clock, notes=notes)
     stopping = {number: name for number, name in STOPPING.items() if not _is_nohup(number)}
     for number, name in stopping.items():
         loop.add_signal_handler(number, engine.request_stop, name)

@@ -226,6 +226,15 @@ def test_the_deadline_of_a_run(local: Local) -> None:
     assert run.first("RankEnded", rank=1)["seq"] < run.first("StopRank", rank=0)["seq"]
 
 
+@pytest.mark.slow
+def test_a_plan_may_come_through_a_pipe(local: Local) -> None:
+    """It is read once."""
+    plan = local.plan({"client": role(0, sh("exit 7"))}, coordinator=0)
+    run = local.run(Path("/dev/stdin"), before=("sh", "-c", f'cat {plan} | "$@"', "sh"))
+    assert verdict(run)[:2] == ("failure", 7)
+    assert run.file("plan.toml") == plan.read_text()
+
+
 # --- stops ---------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
 import pty
 import re
@@ -19,9 +20,10 @@ import pytest
 
 from supervisor.cli import live
 from supervisor.cli.live import Plain, Printer, Table, reporter
+from supervisor.cli.main import main
 from supervisor.core import events as ev
 from supervisor.core.state import End, RankState, RunState
-from tests.faults.local import ALLOCCTL, LIMIT, Local, await_files, role, sh, touch, until
+from tests.faults.local import ALLOCCTL, LIMIT, SERVE, Local, await_files, role, sh, touch, until
 
 FRAME = ("rank 0", "rank 1")
 UP_TWO = "\x1b[2A\x1b[J"
@@ -245,3 +247,42 @@ def test_a_run_on_a_terminal(tmp_path: Path, terminal: tuple[int, int], how: str
         assert len(ends) == 2
         assert "code 9" in ends[0]
         assert "[exit 9" in lines[-1]  # the table stays, the verdict stands below it
+
+
+@pytest.mark.slow
+def test_a_terminal_that_goes_away_stops_the_run_in_order(tmp_path: Path) -> None:
+    """Its hang-up is a request to stop; that nothing can be shown any more changes nothing."""
+    with Local(tmp_path) as local:
+        plan = local.plan({"worker": role("0,1", SERVE)}, coordinator=1)
+    ours, theirs = pty.openpty()
+    resize(ours, 20, 80)
+    argv = ["setsid", "--ctty", ALLOCCTL, "run", str(plan)]
+    env = {**os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(tmp_path / "state")}
+    process = subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=env)
+    os.close(theirs)
+    try:
+        until(lambda: len(list(tmp_path.glob("runs/*/up.*"))) == 2, "two ranks")
+        os.close(ours)
+        assert process.wait(LIMIT) == 143
+    finally:
+        process.kill()
+        process.wait()
+    (receipt,) = tmp_path.glob("runs/*/receipt.run.json")
+    document = json.loads(receipt.read_text())
+    assert "SIGHUP" in document["verdict"]["summary"]
+    assert [rank["end"]["code"] for rank in document["ranks"]] == [0, 0]
+    assert not any("display" in note for note in document["notes"])
+
+
+def test_a_display_that_breaks_is_noted_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(Plain, "__call__", broken)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    with Local(tmp_path) as local:
+        plan = local.plan({"client": role(0, sh("exit 7"))}, coordinator=0)
+    assert main(["run", "--local", str(plan)]) == 7
+    (receipt,) = tmp_path.glob("runs/*/receipt.run.json")
+    assert json.loads(receipt.read_text())["notes"] == ["the display broke: RuntimeError: broken"]
