@@ -2,8 +2,8 @@
 
 The archive holds the agent's modules under their own names, and beside each the same compiled by the interpreter that
 builds. Python looks for the compiled one first and passes over it, without a word, when another version made it; so the
-usual agent starts without compiling and every other one still starts. Bytes depend on the source and on that version
-alone.
+usual agent starts without compiling and every other one still starts. Bytes depend on the source, on where it is
+(tracebacks name it) and on that version alone.
 """
 
 from __future__ import annotations
@@ -12,11 +12,19 @@ import importlib.util
 import io
 import marshal
 import zipfile
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 
 HERE = Path(__file__).parent
 MODULES = ("lines", "processes", "agent")
-_MAIN = b"import sys\nfrom supervisor.agent.agent import main\nsys.exit(main(sys.argv[1:]))\n"
+_MAIN = b"""\
+import os, sys
+from supervisor.agent.agent import main
+status = main(sys.argv[1:])
+sys.stderr.flush()
+os._exit(status)  # srun waits for our end: the interpreter's own way out takes 2 ms more, and does nothing for us
+"""
 _UNCHECKED_HASH = 0b01  # PEP 552: validated by hash, and the hash is not to be checked
 
 
@@ -25,21 +33,30 @@ def agent_archive() -> bytes:
 
     Raises OSError when the package's own source cannot be read.
     """
-    sources = {"__main__": _MAIN, "supervisor/__init__": b"", "supervisor/agent/__init__": b""}
-    sources |= {f"supervisor/agent/{name}": (HERE / f"{name}.py").read_bytes() for name in MODULES}
+    small = {"__main__": _MAIN, "supervisor/__init__": b"", "supervisor/agent/__init__": b""}
+    modules = [(name, source, compile(source, f"{name}.py", "exec")) for name, source in small.items()]
+    modules += map(_module, MODULES)
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:  # stored: no zlib needed, nothing to unpack
-        for name, source in sources.items():
-            for suffix, data in ((".pyc", _compiled(name, source)), (".py", source)):
+        for name, source, code in modules:
+            for suffix, data in ((".pyc", _compiled(source, code)), (".py", source)):
                 entry = zipfile.ZipInfo(name + suffix)  # dated 1980, whatever the clock says
                 entry.external_attr = 0o644 << 16
                 archive.writestr(entry, data)
     return out.getvalue()
 
 
-def _compiled(name: str, source: bytes) -> bytes:
-    """A .pyc (PEP 552) without docstrings. Marshal's format 2 knows no references between objects: those
-    would depend on what else the building process has interned."""
-    code = compile(source, f"{name}.py", "exec", dont_inherit=True, optimize=2)
+def _module(name: str) -> tuple[str, bytes, CodeType]:
+    """A module's name in the archive, its source, and its code from Python's own cache where that can be had: to
+    compile them takes as long as all the rest."""
+    path = HERE / f"{name}.py"
+    code = SourceFileLoader(name, str(path)).get_code(name)
+    assert code is not None  # noqa: S101 - only what has no source has no code
+    return f"supervisor/agent/{name}", path.read_bytes(), code
+
+
+def _compiled(source: bytes, code: CodeType) -> bytes:
+    """A .pyc (PEP 552). Marshal's format 2 knows no references between objects: those would depend on what else the
+    building process has interned."""
     flags = _UNCHECKED_HASH.to_bytes(4, "little")
     return importlib.util.MAGIC_NUMBER + flags + importlib.util.source_hash(source) + marshal.dumps(code, 2)
