@@ -21,6 +21,7 @@ import datetime
 import os
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from importlib import import_module
 from typing import Any, Final, TypeVar
 
 from supervisor.core import commands as cmd
@@ -39,6 +40,7 @@ from supervisor.engine.time_limit import EndTimeReader, TimeLimit
 from supervisor.launch.base import Launcher
 
 MARKER_LIMIT: Final = 8.0
+FOR_THE_END: Final = ("supervisor.core.receipt", "supervisor.engine.receipts")
 
 
 T = TypeVar("T")
@@ -103,8 +105,7 @@ class Engine:
                 self._help("pings", self._steps.ping)
                 if self._looker.has_work:
                     self._help("looking at files", self._looker.run)
-                if self._clock is not None:
-                    self._help("the time limit", self._time_limit.follow)
+                self._help("what can wait", self._what_can_wait)
                 self._open()
                 await self._finished.wait()
                 for task in (*self._helpers, *self._attended):
@@ -257,6 +258,15 @@ class Engine:
                 self.post(end)
 
     # --- helpers -----------------------------------------------------------------------------------------------------
+
+    async def _what_can_wait(self) -> None:
+        """Steps take a while from their start to their agents' hello. In that time: what the end needs is imported, and
+        Slurm is asked for the time limit; before it, both would delay the first rank."""
+        await self._steps.begun.wait()
+        for module in FOR_THE_END:
+            import_module(module)
+        if self._clock is not None:
+            await self._time_limit.follow()
 
     async def _reread_time_limit(self) -> None:
         """The time limit is near: it may have been extended since it was read."""

@@ -11,7 +11,6 @@ from typing import Any, Final
 from supervisor.core import codes
 from supervisor.core import events as ev
 from supervisor.core.layout import Layout
-from supervisor.engine import receipts
 from supervisor.engine.engine import Engine, Reporter
 from supervisor.engine.threads import in_thread
 from supervisor.launch.base import Launcher
@@ -97,7 +96,8 @@ def _is_nohup(number: signal.Signals) -> bool:
 
 async def _conclude(engine: Engine, opening: ev.RunOpened) -> Outcome:
     """Close the journal, judge, write the receipt. A success whose proof cannot be saved is none."""
-    from supervisor.core.receipt import run_receipt  # not needed before the first rank runs
+    from supervisor.core.receipt import run_receipt  # these two are not needed before the first rank runs
+    from supervisor.engine import receipts
 
     trouble = []
     complete = await engine.close()

@@ -60,6 +60,8 @@ class Steps:
         self._early: dict[int, list[bytes]] = {}
         self._foreign: dict[int, int] = {}
         self._heard: dict[int, float] = {}
+        self.begun = asyncio.Event()
+        """Set once the first processes are made (or could not be): what is not to hold them up may be done now."""
 
     async def open(self, limit: float) -> None:
         """Open the logs, within `limit` seconds. Raises OSError, TimeoutError; nothing has been started then."""
@@ -91,14 +93,17 @@ class Steps:
     async def _spawn(self, rank: int) -> StepProcess:
         command = self._launcher.step(self._layout, rank)
         agent = self._state().ranks[rank].agent
-        process = await StepProcess.start(
-            command.argv,
-            command.env,
-            lambda line: self._line(rank, line),
-            stdout=None if agent else self._logs[rank, "out"],
-            stderr=self._logs[rank, "srun" if agent else "err"],
-            cwd=command.cwd or self._cwd,
-        )
+        try:
+            process = await StepProcess.start(
+                command.argv,
+                command.env,
+                lambda line: self._line(rank, line),
+                stdout=None if agent else self._logs[rank, "out"],
+                stderr=self._logs[rank, "srun" if agent else "err"],
+                cwd=command.cwd or self._cwd,
+            )
+        finally:
+            self.begun.set()
         self._processes[rank] = process
         self._heard[rank] = self._loop.time()
         self._post(ev.StepSpawned(rank, process.pid, self._layout.step_name(rank)))
