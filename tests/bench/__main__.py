@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.bench import costs, ends, files
-from tests.bench.stage import RANKS, Stage, own_environment, see_first
+from tests.bench.stage import RANKS, Stage, environment, see_first
 from tests.bench.table import Row, render
 from tests.cluster import Cluster
 from tests.slurm.jobs import Jobs
@@ -54,7 +54,7 @@ def measure(names: Sequence[str], runs: int) -> list[Row]:
     """The rows of the benches, in order. The cluster is up only for those that need it."""
     table: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="allocd-bench-") as directory:
-        here = Stage(Path(directory), runs, own_environment(Path(directory)))
+        here = Stage(Path(directory), runs, environment(Path(directory)))
         on_cluster = [name for name in names if name in ON_A_CLUSTER]
         missing = Cluster.missing() if on_cluster else None
         if missing:
@@ -80,7 +80,7 @@ def _allocation(jobs: Jobs, here: Stage) -> Stage:
     held = jobs.hold(RANKS)
     # Without a share for each step (--overlap, no memory of its own) a step would wait for the one before to be gone.
     srun = ("srun", f"--jobid={held.jobid}", "--overlap", "--mem=0", "--cpu-bind=none", "--ntasks-per-node=1")
-    return Stage(here.place(), here.runs, {**jobs.env, **held.env}, srun)
+    return Stage(here.place(), here.runs, environment(here.directory, jobs.env, held.env), srun)
 
 
 def _load() -> str:

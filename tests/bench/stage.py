@@ -28,16 +28,19 @@ ALLOCCTL = str(Path(sys.executable).with_name("allocctl"))
 POLLING = str(Path(__file__).with_name("polling.py"))
 LIMIT = 60.0  # seconds for anything to happen; past it the bench is broken, and says so
 RANKS = 4
-_FOREIGN = ("SLURM", "ALLOCD", "SBATCH", "ENVIRONMENT")
+_FOREIGN = ("SLURM", "ALLOCD", "SBATCH", "ENVIRONMENT", "PYTHON")
 
 
 class BenchError(Exception):
     """What was to be measured did not happen."""
 
 
-def own_environment(directory: Path) -> dict[str, str]:
-    """The environment without what an allocation or a run puts into it, and with a state directory of its own."""
+def environment(directory: Path, *others: Mapping[str, str]) -> dict[str, str]:
+    """This environment without what allocations, runs and Python's own settings put into it (PYTHONDONTWRITEBYTECODE
+    would have everything compiled at each start), and with a state directory of its own."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    for other in others:
+        env |= {name: value for name, value in other.items() if not name.startswith("PYTHON")}
     return {**env, "XDG_STATE_HOME": str(directory / "state")}
 
 
