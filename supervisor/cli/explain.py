@@ -14,6 +14,7 @@ from supervisor.cli.runs import NoSuchRun, complain, find_run
 from supervisor.cli.saved import Document, Unreadable, run_document
 from supervisor.cli.status import how
 from supervisor.core import codes
+from supervisor.core.text import printable
 
 TAIL_LINES: Final = 10
 TAIL_BYTES: Final = 8192
@@ -137,8 +138,7 @@ def tail(path: str) -> list[str]:
             text = file.read().decode(errors="replace")
     except OSError:
         return []
-    lines = text.splitlines()[-TAIL_LINES:]
-    return ["".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines]
+    return [printable(line) for line in text.splitlines()[-TAIL_LINES:]]
 
 
 def _how(rank: Document) -> str:

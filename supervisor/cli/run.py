@@ -10,7 +10,7 @@ import shlex
 import shutil
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from supervisor.cli.runs import complain, register, sentence, tell
 from supervisor.core import codes
@@ -151,8 +151,9 @@ def _drive(
         launcher=launcher.kind,
         host=socket.gethostname(),
         pid=os.getpid(),
-        plan=tomllib.loads(plan_text),
+        plan=_journalled(tomllib.loads(plan_text)),
         versions=versions(),
+        cluster=os.environ.get("SLURM_CLUSTER_NAME", "") if launcher.kind == "slurm" else "",
     )
     notes = (*prepared.notes, *_not_the_batch_process())
     printer = Printer(sys.stderr)
@@ -173,6 +174,15 @@ def _drive(
     if args.json:
         tell(json.dumps(outcome.receipt, indent=1, ensure_ascii=False))
     return outcome.code
+
+
+def _journalled(plan: dict[str, Any]) -> dict[str, Any]:
+    """The plan's data without the values of its environment variables: they may be secrets, and decide nothing."""
+    roles = {
+        name: {**role, "env": dict.fromkeys(role["env"], "not journalled")} if "env" in role else role
+        for name, role in plan["roles"].items()
+    }
+    return {**plan, "roles": roles}
 
 
 def _verdict(run_id: str, outcome: Outcome) -> str:

@@ -119,15 +119,39 @@ def _target(args: argparse.Namespace) -> tuple[str, list[str]]:
 
 
 def _job_of(run_dir: str) -> str:
-    path = os.path.join(run_dir, JOURNAL)
-    with open(path, encoding="utf-8", errors="replace") as file:
-        try:
-            jobid = json.loads(file.readline())["jobid"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise Unreadable(f"{path} does not begin with the opening of a run") from error
+    jobid = _opening(run_dir).get("jobid")
     if not isinstance(jobid, str) or not jobid:
-        raise Unreadable(f"{path} names no job")
+        raise Unreadable(f"{os.path.join(run_dir, JOURNAL)} names no job")
     return jobid
+
+
+def _opening(run_dir: str) -> Document:
+    """The first line of a run's journal. Raises Unreadable."""
+    path = os.path.join(run_dir, JOURNAL)
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            opening = json.loads(file.readline())
+        if opening["event"] != "RunOpened":
+            raise ValueError(opening["event"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Unreadable(f"{path} does not begin with the opening of a run") from error
+    return dict(opening)
+
+
+def _stranger(run_dir: str, truth: Truth) -> str | None:
+    """Why a run that bears the job's id is not of the job that Slurm's record tells of."""
+    from datetime import datetime
+
+    from supervisor.core.truth import not_of_this_job
+
+    if truth.record is None:
+        return None
+    opening = _opening(run_dir)
+    try:
+        opened = datetime.fromisoformat(opening["utc"]).timestamp()
+        return not_of_this_job(truth.record, str(opening.get("cluster") or ""), list(opening["nodes"]), opened)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unreadable(f"{run_dir}: its opening cannot be read: {error!r}") from error
 
 
 # --- Slurm ---------------------------------------------------------------------------------------------------------
@@ -155,9 +179,13 @@ def _restarts(truth: Truth) -> int | None:
 
 def _seal_all(run_dirs: list[str], jobid: str, truth: Truth, patience: float) -> tuple[list[Document], list[str]]:
     restarts = _restarts(truth) or 0
+    strangers = {run_dir: why for run_dir in run_dirs if (why := _stranger(run_dir, truth))}
+    run_dirs = [run_dir for run_dir in run_dirs if run_dir not in strangers]
     ours = [run_dir for run_dir in run_dirs if attempt_of(os.path.basename(run_dir)) >= restarts]
     trouble: list[str] = []
     documents = [_seal(run_dir, truth, patience, trouble) for run_dir in ours] or [_document(None, None, truth)]
+    for run_dir, why in strangers.items():
+        documents[0]["disagreements"].append(f"{run_dir} is a run of another job with the same id: {why}")
     if len(ours) < len(run_dirs):
         documents[0]["disagreements"].append(
             f"the job was requeued {restarts} times, and its last attempt left no run: the runs that are there "

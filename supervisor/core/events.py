@@ -51,6 +51,7 @@ class RunOpened(Event):
     pid: int
     plan: JsonObject
     versions: JsonObject = field(default_factory=dict)
+    cluster: str = ""  # Slurm's name of it; job ids are unique in a cluster only
 
 
 @dataclass(frozen=True)

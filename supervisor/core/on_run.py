@@ -43,7 +43,7 @@ def opened(turn: Turn, event: ev.RunOpened) -> None:
         turn.set_timer("artifacts", plan.deadlines.artifacts)
     for rank in ranks:
         turn.ask(cmd.StartStep(rank.rank))
-        turn.set_timer(f"hello:{rank.rank}", plan.deadlines.hello)
+        turn.set_timer(f"hello:{rank.rank}", plan.deadlines.journal + plan.deadlines.hello)
 
 
 def time_limit_known(turn: Turn, event: ev.TimeLimitKnown) -> None:

@@ -9,7 +9,7 @@ from supervisor.core import codes
 from supervisor.core import commands as cmd
 from supervisor.core import events as ev
 from supervisor.core.on_evidence import expire, marker_trouble
-from supervisor.core.state import LOOK_LIMIT, MARKER_LIMIT
+from supervisor.core.state import LOOK_LIMIT
 from supervisor.core.turn import Turn
 
 
@@ -105,7 +105,7 @@ def sweep_overdue(turn: Turn, argument: str) -> None:
 
 
 def marker_overdue(turn: Turn, _: str) -> None:
-    marker_trouble(turn, f"the marker's directory did not answer within {MARKER_LIMIT:g} s")
+    marker_trouble(turn, "the marker's directory did not answer in time")
 
 
 def collect_overdue(turn: Turn, _: str) -> None:

@@ -231,7 +231,7 @@ class Turn:
     def publish(self, code: int) -> None:
         gone = self.state.coordinator_gone
         self.change(marker=replace(self.state.marker, status="publishing", replacing=gone))
-        self.set_timer("marker", MARKER_LIMIT)
+        self.set_timer("marker", MARKER_LIMIT + self.plan.deadlines.journal)  # its record goes to the disk first
         self.ask(cmd.PublishMarker(code, "supervisor", gone))
 
     def settle(self) -> None:

@@ -117,7 +117,7 @@ def judge_run(evidence: Evidence, *, final: bool) -> Verdict:
     if evidence.not_collected:
         text = f"the run completed, but a required file was not collected: {evidence.not_collected[0]}"
         return Verdict("failure", codes.ARTIFACTS, "allocd", "not_collected", text, evidence.not_collected, final)
-    text = "every rank ended normally and every contract is complete"
+    text = "the work is done, every contract is complete, and nothing is in doubt"
     return Verdict("success", codes.OK, "native", "completed", text, (text,), final)
 
 

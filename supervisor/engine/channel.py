@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from supervisor.core import events as ev
+from supervisor.core.text import printable
 
 LINE_LIMIT: Final = 1000
 _PIECE: Final = 700  # characters of a specification in one line: escapes and the envelope come on top
@@ -53,7 +54,9 @@ def report(nonce: str, line: bytes) -> Report | None:
         data = json.loads(line)
     except ValueError:
         return None
-    return data if isinstance(data, dict) and data.get("n") == nonce and isinstance(data.get("e"), str) else None
+    if not isinstance(data, dict) or data.get("n") != nonce or not isinstance(data.get("e"), str):
+        return None
+    return {key: printable(value) if isinstance(value, str) else value for key, value in data.items()}
 
 
 def swept(line: bytes) -> Report | None:

@@ -318,7 +318,7 @@ class Engine:
             try:
                 self.post(await in_thread(look, limit=MARKER_LIMIT))
             except (OSError, TimeoutError) as error:
-                self.post(ev.MarkerFailed(f"{self.layout.marker}: {error}"))
+                self.post(ev.MarkerFailed(f"{self.layout.marker}: {error}", asked=command.asked))
 
         self._help("reading the marker", read)
 

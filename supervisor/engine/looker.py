@@ -56,6 +56,8 @@ class Looker:
         self._open_contracts = open_contracts
         self.instances = instances(layout.plan)
         self._findings: dict[str, Finding] = {}
+        self._hung: dict[str, float] = {}  # seconds of the last pause, for contracts whose directory did not answer
+        self._not_before: dict[str, float] = {}
         self._watches_marker = layout.plan.marker.by == "coordinator"
         self._reading: Reading | None = None
         self._asked: list[int] = []
@@ -103,6 +105,8 @@ class Looker:
             self._post(ev.ArtifactsLooked(number))
 
     async def _check(self, instance: Instance) -> None:
+        if asyncio.get_running_loop().time() < self._not_before.get(instance.contract_id, 0.0):
+            return  # each look that never returns leaves a thread behind: they become rare
         root = contract_root(self._layout, instance)
         values = self._layout.values(instance.rank)
         try:
@@ -110,12 +114,19 @@ class Looker:
         except TimeoutError:
             text = f"artifact {instance.contract_id}: {root} did not answer within {LOOK_LIMIT:g} s"
             self._post(ev.Noted(text))
+            self._hung[instance.contract_id] = pause = 2 * self._hung.get(instance.contract_id, LOOK_LIMIT)
+            self._not_before[instance.contract_id] = asyncio.get_running_loop().time() + pause
             return
         except Exception as error:  # noqa: BLE001 - a checker that breaks is our fault, never "pending"
             self._post(ev.CheckerFault(instance.contract_id, f"{type(error).__name__}: {error}"))
             return
-        if self._findings.get(instance.contract_id) != finding:
-            self._findings[instance.contract_id] = finding
+        told = self._findings.get(instance.contract_id)
+        if (
+            told is None
+            or finding.answer == "valid"
+            or (told.answer, told.problems) != (finding.answer, finding.problems)
+        ):
+            self._findings[instance.contract_id] = finding  # a file that only grows is no news
             files = [asdict(fact) for fact in finding.files]
             self._post(ev.ArtifactSeen(finding.contract, finding.answer, list(finding.problems), files))
 

@@ -28,10 +28,8 @@ from supervisor.engine.looker import contract_directory
 from supervisor.engine.markers import note_path
 
 MAX_RUNS: Final = 10_000  # further runs in one allocation
-DESCRIPTORS: Final = (
-    64,
-    6,
-)  # what an engine needs, and what it needs for each rank: two pipes, a pidfd, logs, a search
+OWN_DESCRIPTORS: Final = 64  # what an engine needs itself
+RANK_DESCRIPTORS: Final = 6  # and for each rank: two pipes, a pidfd, logs, a search
 
 
 class Unfit(Exception):
@@ -73,7 +71,7 @@ def prepare(plan: Plan, plan_text: str, base: str, attempt: str, jobid: str, nod
 
 def _make_room(ranks: int) -> None:
     """Enough descriptors for that many ranks: the usual soft limit of 1,024 is not. Raises Unfit."""
-    wanted = DESCRIPTORS[0] + DESCRIPTORS[1] * ranks
+    wanted = OWN_DESCRIPTORS + RANK_DESCRIPTORS * ranks
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
@@ -98,7 +96,7 @@ def absolute(base: str) -> str:
 def _fill(layout: Layout, plan_text: str) -> Prepared:
     """Everything in the run directory. Raises OSError, Unfit."""
     os.mkdir(layout.logs)
-    _write(layout.at(PLAN_COPY), plan_text.encode())
+    _write(layout.at(PLAN_COPY), plan_text.encode(), 0o600)  # its env may hold what is nobody else's business
     _write(layout.at(AGENT), agent_archive())
     _write(layout.at(SHELL), Path(agent.__path__[0], SHELL).read_bytes())
     _make_contract_directories(layout)
@@ -126,8 +124,8 @@ def _make_directory(base: str, attempt: str) -> tuple[str, str]:
     raise Unfit(f"{base} has {MAX_RUNS} runs of {attempt} already: choose another place with --dir")
 
 
-def _write(path: str, data: bytes) -> None:
-    with open(path, "xb") as file:
+def _write(path: str, data: bytes, mode: int = 0o644) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
         file.write(data)
 
 
@@ -153,11 +151,9 @@ def _refuse_existing(layout: Layout) -> None:
 
 
 def _claim_marker(layout: Layout) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """A marker outside of the run directory could belong to another run: a lock beside it is held for as long as this
-    engine lives (the kernel gives it back, whatever kills us). Where the file system has no locks, that is noted."""
+    """Another run's plan may name our marker, or ours another's: a lock beside it is held for as long as this engine
+    lives (the kernel gives it back, whatever kills us). Where the file system has no locks, that is noted."""
     marker = layout.marker
-    if Path(marker).is_relative_to(layout.run_dir):
-        return (), ()
     os.makedirs(os.path.dirname(marker), exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(f"{marker}.lock", flags, 0o644)

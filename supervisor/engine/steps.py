@@ -16,6 +16,7 @@ from supervisor.core import commands as cmd
 from supervisor.core import events as ev
 from supervisor.core.layout import Layout
 from supervisor.core.state import TALKING, RunState
+from supervisor.core.text import printable
 from supervisor.engine import channel
 from supervisor.engine.journal import Journal
 from supervisor.engine.threads import in_thread
@@ -29,6 +30,10 @@ FOREIGN_LIMIT: Final = 100  # lines of foreign output per rank that are kept in 
 WORDS: Final = 2000  # bytes of srun's own last words that become part of the story
 NOISE: Final = "lacks support for cpu binding"
 """What srun says to `--cpu-bind=none` where there is nothing to bind with: no word about the step."""
+
+ROOT: Final = "/"
+"""Where processes are started that need no directory of their own: to change into one whose file system is dead would
+hold the event loop, in the kernel. The rank itself changes into its directory under its agent."""
 
 NO_STEP_AFTER: Final = 1.0  # seconds without a step of that name until its srun is taken for one that waits
 NO_STEP_PAUSE: Final = 0.1
@@ -100,7 +105,7 @@ class Steps:
                 lambda line: self._line(rank, line),
                 stdout=None if agent else self._logs[rank, "out"],
                 stderr=self._logs[rank, "srun" if agent else "err"],
-                cwd=command.cwd or self._cwd,
+                cwd=ROOT if agent else command.cwd or self._cwd,
             )
         finally:
             self.begun.set()
@@ -131,7 +136,7 @@ class Steps:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - WORDS))
                 text = file.read().decode(errors="replace")
-            return "\n".join(line for line in text.splitlines() if NOISE not in line)
+            return "\n".join(printable(line) for line in text.splitlines() if NOISE not in line)
 
         try:
             return await in_thread(tail, limit=2.0)
@@ -162,7 +167,7 @@ class Steps:
     def _foreign_line(self, rank: int, line: bytes) -> None:
         count = self._foreign[rank] = self._foreign.get(rank, 0) + 1
         if count <= FOREIGN_LIMIT and line.strip():
-            text = line[: channel.LINE_LIMIT].decode(errors="replace")
+            text = printable(line[: channel.LINE_LIMIT].decode(errors="replace"))
             self._post(ev.Noted(f"foreign output on the channel: {text}", rank))
 
     # --- what the machine asks for -----------------------------------------------------------------------------------
@@ -239,7 +244,7 @@ class Steps:
         process: StepProcess | None = None
         try:
             stderr = self._logs.get((rank, "srun"), self._logs.get((rank, "err"), 2))
-            process = await StepProcess.start(wanted.argv, wanted.env, heard, stderr=stderr, cwd=self._cwd)
+            process = await StepProcess.start(wanted.argv, wanted.env, heard, stderr=stderr, cwd=ROOT)
             async with asyncio.timeout(SWEEP_LIMIT):
                 code = await process.wait()
             error = "" if answers else f"the search ended with {code}: {await self._words(rank)}"
@@ -259,9 +264,13 @@ class Steps:
     async def ping(self) -> None:
         """Ask every agent whether it lives; tell the machine of those that do not answer."""
         line = channel.command(self._layout.nonce, "ping")
+        due = self._loop.time() + PING_EVERY
         while True:
             await asyncio.sleep(PING_EVERY)
             now = self._loop.time()
+            if now - due > PING_EVERY:  # we were stopped ourselves: nobody was asked meanwhile, so nobody was silent
+                self._heard = {rank: heard + now - due for rank, heard in self._heard.items()}
+            due = now + PING_EVERY
             for rank in self._state().ranks:
                 if not rank.agent or rank.phase not in TALKING or rank.rank not in self._processes:
                     continue

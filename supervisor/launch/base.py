@@ -6,6 +6,8 @@ channel; without one (`agent = "off"`) they are /dev/null and the rank's own log
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -50,10 +52,16 @@ class Launcher(Protocol):
         """Kill a rank that has no agent."""
 
 
-def agent_argv(layout: Layout, python: str, rank: int) -> tuple[str, ...]:
+def interpreter(layout: Layout) -> str:
+    """The agents' Python: the plan's, or the engine's own. A relative path is one from where the engine was started."""
+    python = layout.plan.python or sys.executable
+    return os.path.abspath(python) if os.sep in python else python
+
+
+def agent_argv(layout: Layout, rank: int) -> tuple[str, ...]:
     """The agent's command line: isolated and without site, for it needs the standard library only and starts in half
     the time."""
-    return (python, "-I", "-S", layout.at(AGENT), "run", layout.nonce, str(rank))
+    return (interpreter(layout), "-I", "-S", layout.at(AGENT), "run", layout.nonce, str(rank))
 
 
 def rank_directory(layout: Layout, rank: int) -> str | None:
@@ -62,6 +70,6 @@ def rank_directory(layout: Layout, rank: int) -> str | None:
     return None if directory is None else substitute(directory, layout.values(rank))
 
 
-def sweep_argv(layout: Layout, python: str, rank: int) -> tuple[str, ...]:
+def sweep_argv(layout: Layout, rank: int) -> tuple[str, ...]:
     """The command line of a search for a rank's left-over processes."""
-    return (python, "-I", "-S", layout.at(AGENT), "sweep", layout.tag(rank))
+    return (interpreter(layout), "-I", "-S", layout.at(AGENT), "sweep", layout.tag(rank))

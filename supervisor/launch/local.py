@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal as signals
-import sys
 
 from supervisor.core.layout import Layout
 from supervisor.launch.base import StepCommand, agent_argv, rank_directory, sweep_argv
@@ -23,13 +22,13 @@ class LocalLauncher:
     def step(self, layout: Layout, rank: int) -> StepCommand:
         """The agent as our child, or the rank's own command."""
         if layout.plan.role_of(rank).agent == "on":
-            return StepCommand(agent_argv(layout, self._python(layout), rank), self._environment)
+            return StepCommand(agent_argv(layout, rank), self._environment)
         env = {**self._environment, **layout.rank_environment(rank)}
         return StepCommand(tuple(layout.rank_command(rank)), env, rank_directory(layout, rank))
 
     def sweep(self, layout: Layout, rank: int) -> StepCommand:
         """The search on this machine."""
-        return StepCommand(sweep_argv(layout, self._python(layout), rank), self._environment)
+        return StepCommand(sweep_argv(layout, rank), self._environment)
 
     async def signal(self, layout: Layout, rank: int, pid: int, signal: str) -> str | None:
         """Signal the rank's process group."""
@@ -44,7 +43,3 @@ class LocalLauncher:
     def kill(self, process: StepProcess) -> None:
         """KILL to the rank's process group, now."""
         process.kill()
-
-    @staticmethod
-    def _python(layout: Layout) -> str:
-        return layout.plan.python or sys.executable

@@ -14,7 +14,6 @@ Why each option is there (measured on Slurm 22.05):
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 
 from supervisor.core.layout import Layout
@@ -39,7 +38,7 @@ class SrunLauncher:
         """srun of the agent, or of the rank's own command."""
         role = layout.plan.role_of(rank)
         if role.agent == "on":
-            command = agent_argv(layout, self._python(layout), rank)
+            command = agent_argv(layout, rank)
             return StepCommand((*self._options(layout, rank), *layout.srun_options(rank), *command), self._environment)
         env = {**self._environment, **layout.rank_environment(rank)}
         directory = rank_directory(layout, rank)
@@ -49,7 +48,7 @@ class SrunLauncher:
 
     def sweep(self, layout: Layout, rank: int) -> StepCommand:
         """The search on the rank's node, as a short step of its own."""
-        command = sweep_argv(layout, self._python(layout), rank)
+        command = sweep_argv(layout, rank)
         return StepCommand((*self._options(layout, rank, name="sweep-", stdin="none"), *command), self._environment)
 
     async def signal(self, layout: Layout, rank: int, pid: int, signal: str) -> str | None:
@@ -84,7 +83,3 @@ class SrunLauncher:
             "--wait=0",
             "--export=ALL",
         )
-
-    @staticmethod
-    def _python(layout: Layout) -> str:
-        return layout.plan.python or sys.executable

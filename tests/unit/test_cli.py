@@ -313,5 +313,8 @@ def test_quick_verbs_import_little(ended: Callable[[str], Run]) -> None:
         assert f"supervisor.cli.{verb}" in found
         ours = {name for name in found if name.startswith("supervisor.")} - {"supervisor.cli", "supervisor.core"}
         allowed = {"main", "runs", "saved", "status", "explain", "receipt", "logs", "check"}
-        assert ours <= {f"supervisor.cli.{name}" for name in allowed} | {"supervisor.core.codes"}
+        assert ours <= {f"supervisor.cli.{name}" for name in allowed} | {
+            "supervisor.core.codes",
+            "supervisor.core.text",
+        }
         assert not found & {"asyncio", "anyio", "subprocess", "typing_extensions", "importlib.metadata"}

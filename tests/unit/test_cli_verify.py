@@ -127,15 +127,20 @@ class Bench:
         host: str = "gone.example",
         pid: int = 1,
         jobid: str = "7",
+        cluster: str = "cluster",
+        nodes: tuple[str, ...] = ("node1",),
+        opened: str = "1970-01-01T00:16:41.000Z",  # when the job of `row` and `shown` began
     ) -> Path:
         """A run directory in `runs`: a journal that was opened, and (`receipt`) a run receipt: completed, or failed."""
         run_dir = self.directory / "runs" / run_id
         run_dir.mkdir(parents=True)
         launcher = "slurm" if jobid.isdecimal() else "local"
         opening = ev.RunOpened(
-            run_id, jobid, str(run_dir), f"{run_dir}/.marker", ["node1"], launcher, host, pid, PLAN, {"allocd": "1"}
+            *(run_id, jobid, str(run_dir), f"{run_dir}/.marker", list(nodes), launcher, host, pid, PLAN),
+            {"allocd": "1"},
+            cluster,
         )
-        record = ev.Record(1, 1.0, "2026-01-01T00:00:00.000Z", opening)
+        record = ev.Record(1, 1.0, opened, opening)
         line = {"seq": record.seq, "utc": record.utc, "at": record.at, **ev.encode(opening)}
         (run_dir / "journal.jsonl").write_text(json.dumps(line) + "\n")
         if receipt:
@@ -321,6 +326,24 @@ def test_the_run_and_slurm_must_agree(
     assert found["final"] is True and because in " ".join(found["because"])
     assert json.loads((run_dir / "receipt.json").read_text()) == document
     assert bench.run("--json", "--replay", str(run_dir / "receipt.json"))[0] == verdict[1]
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"cluster": "far"}, "was on cluster far"),
+        ({"nodes": ("node9",)}, "was on node9"),
+        ({"opened": "2026-01-01T00:00:00.000Z"}, "after the job of the record had ended"),
+    ],
+)
+def test_a_run_of_another_job_with_the_same_id_is_not_sealed(bench: Bench, other: dict[str, Any], why: str) -> None:
+    run_dir = bench.make_run(**other)
+    bench.slurm.sacct(row("COMPLETED"))
+    bench.slurm.scontrol(shown("COMPLETED"))
+    document = bench.verify()
+    assert document["run"] is None
+    assert why in document["disagreements"][0]
+    assert not (run_dir / "receipt.json").exists()
 
 
 def test_a_run_without_a_receipt_is_never_a_success(bench: Bench) -> None:

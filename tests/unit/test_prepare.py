@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import resource
+import stat
 import subprocess
 import sys
 import zipfile
@@ -50,7 +51,8 @@ def test_everything_that_a_run_needs_is_in_its_directory(prepared: Prepare, tmp_
     layout = prepared(text="größer = 1").layout
     run_dir = tmp_path / "runs/run-1"
     assert layout.run_dir == str(run_dir)
-    assert sorted(os.listdir(run_dir)) == ["agent.pyz", "logs", "marker.sh", "plan.toml"]
+    assert sorted(os.listdir(run_dir)) == [".bench_done.12.lock", "agent.pyz", "logs", "marker.sh", "plan.toml"]
+    assert stat.S_IMODE((run_dir / "plan.toml").stat().st_mode) == 0o600
     assert (run_dir / "plan.toml").read_text() == "größer = 1"
     assert zipfile.is_zipfile(run_dir / "agent.pyz")
     subprocess.run(["sh", "-n", str(run_dir / "marker.sh")], check=True)
@@ -73,7 +75,7 @@ def test_an_attempt_has_an_end(prepared: Prepare, monkeypatch: pytest.MonkeyPatc
 def test_a_run_directory_is_held_open(prepared: Prepare) -> None:
     """By which others know that its engine lives. No child inherits it."""
     one = prepared()
-    (descriptor,) = one.held
+    descriptor, *_ = one.held
     assert os.path.samestat(os.fstat(descriptor), os.stat(one.layout.run_dir))
     assert not os.get_inheritable(descriptor)
 
@@ -137,7 +139,8 @@ def test_there_are_enough_descriptors(
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda which, wanted: asked.append(wanted))
-    monkeypatch.setattr(module, "DESCRIPTORS", (100, 18))
+    monkeypatch.setattr(module, "OWN_DESCRIPTORS", 100)
+    monkeypatch.setattr(module, "RANK_DESCRIPTORS", 18)
     prepared()
     assert asked == ([] if after is None else [after])
 

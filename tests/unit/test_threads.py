@@ -44,12 +44,17 @@ async def test_work_that_does_not_end_is_left_behind() -> None:
         release.wait(LIMIT)
         ended.set()
 
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
     with pytest.raises(TimeoutError, match=r"^no answer within 0.01 s$"):
         await in_thread(hang, limit=0.01)
     (thread,) = (each for each in threading.enumerate() if each.name == "hang")
     assert thread.daemon  # it does not hold the process at its end
     release.set()  # its answer, when it comes after all, is nobody's
     assert await in_thread(ended.wait, LIMIT, limit=LIMIT)
+    thread.join(LIMIT)
+    await asyncio.sleep(0)
+    assert complaints == []
 
 
 async def test_no_thread_to_be_had_is_an_oserror(monkeypatch: pytest.MonkeyPatch) -> None:
