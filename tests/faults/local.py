@@ -202,8 +202,9 @@ class Local:
 
     @property
     def env(self) -> dict[str, str]:
-        """Ours, as outside of any job, with the registry of runs in the test's own directory."""
-        ours = {name: text for name, text in os.environ.items() if not name.startswith(("SLURM", "ALLOCD"))}
+        """As outside of any job, with Python as it usually is, and the registry of runs in the test's own directory."""
+        strange = ("SLURM", "ALLOCD", "PYTHON")
+        ours = {name: text for name, text in os.environ.items() if not name.startswith(strange)}
         return {**ours, "XDG_STATE_HOME": str(self.directory / "state")}
 
     def plan(

@@ -169,10 +169,13 @@ def test_a_marker_that_a_living_run_uses(local: Local) -> None:
     plan = local.plan({"client": role(0, SERVE)}, coordinator=0, marker=marker)
     first = local.start(plan)
     first.wait_file("up.0")
-    second = local.run(plan)
-    assert second.code == 78
-    assert "is used by a run that lives" in second.last_line
-    assert list(second.base.glob("local-*")) == []
+    own = local.start(local.plan({"client": role(0, SERVE)}, coordinator=0))
+    inside = own.first("RunOpened")["marker"]
+    for another in (plan, local.plan({"client": role(0, SERVE)}, coordinator=0, marker={"path": inside})):
+        refused = local.run(another)
+        assert refused.code == 78
+        assert "is used by a run that lives" in refused.last_line
+        assert list(refused.base.glob("local-*")) == []
     first.signal(signal.SIGTERM)
     assert first.code == 143
     assert local.run(local.plan({"client": role(0, sh("exit 3"))}, coordinator=0, marker=marker)).code == 3
@@ -249,9 +252,15 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 # --- the process itself --------------------------------------------------------------------------------------------
 
 
+def buffered(directory: Path) -> dict[str, str]:
+    """An environment in which Python's streams have their buffers, as they usually do."""
+    usual = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return {**usual, "XDG_STATE_HOME": str(directory / "state")}
+
+
 def shell(script: str, directory: Path) -> subprocess.CompletedProcess[str]:
     """A shell that runs allocctl as `$A`."""
-    env = {**os.environ, "A": ALLOCCTL, "XDG_STATE_HOME": str(directory / "state")}
+    env = {**buffered(directory), "A": ALLOCCTL}
     done = subprocess.run(["bash", "-c", script], env=env, cwd=directory, capture_output=True, text=True, timeout=30)
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
@@ -316,7 +325,13 @@ def test_a_stderr_that_nobody_reads_does_not_hold_the_end(tmp_path: Path, plan: 
                 os.write(write, bytes(4096))
         os.set_blocking(write, True)
         done = subprocess.run(
-            [ALLOCCTL, "run", "bad.toml"], cwd=tmp_path, stderr=write, stdin=subprocess.DEVNULL, timeout=30, check=False
+            [ALLOCCTL, "run", "bad.toml"],
+            cwd=tmp_path,
+            env=buffered(tmp_path),
+            stderr=write,
+            stdin=subprocess.DEVNULL,
+            timeout=30,
+            check=False,
         )
         assert done.returncode == 1
     finally:
