@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ Sample = Callable[[float], float]
 """One measurement. Its argument is a phase, evenly spread over 0..1: what waits for the tick of a poll is to be met
 at every phase of it."""
 
+PAUSE = 0.3  # seconds: Slurm goes on tidying up after a step, and that is no part of the next sample
 _HEADS = ("measure", "allocd", "beside", "", "ratio", "difference")
 
 
@@ -53,6 +55,7 @@ def interleaved(runs: int, ways: Mapping[str, Sample]) -> dict[str, list[float]]
     for index, phase in enumerate(phases[::2] + phases[1::2][::-1]):
         first = index % len(names)
         for name in (*names[first:], *names[:first]):
+            time.sleep(PAUSE)
             samples[name].append(ways[name](phase))
     return samples
 
