@@ -12,12 +12,15 @@ about.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import functools
 import gc
 import inspect
 import os
+import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -25,6 +28,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import Cluster
+
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="allocd-state-")  # no test touches its user's own list of runs
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 _THREAD_LIMIT = 1.0  # seconds that a thread may need to end after its owner let it go
 

@@ -17,6 +17,7 @@ from supervisor.core import codes
 from supervisor.core.text import printable
 
 TAIL_LINES: Final = 10
+TAIL_COLUMNS: Final = 300
 TAIL_BYTES: Final = 8192
 BEFORE, AFTER = 4, 8  # lines of the timeline around the first failure
 ENDS: Final = 8  # lines of the timeline at its beginning and its end, where nothing failed
@@ -53,14 +54,16 @@ def story(document: Document, over: bool, whole: bool = False) -> Iterator[str]:
     yield _headline(document, over)
     said = [verdict["summary"]] if over else []
     yield from (f"  {text}." for text in said)
-    if failure and not _was_said(failure["text"], said):
+    explained = over and verdict["origin"] == "slurm"  # Slurm ended the job: what was seen first is told as a reason
+    if failure and not explained and not _was_said(failure["text"], said):
         said.append(failure["text"])
         yield f"  What failed first: {failure['text']}."
     reasons = (*(verdict["because"] if over else ()), *document["doubts"])
     yield from (f"  {text}." for text in _news(said, reasons))
     if over and not verdict["final"]:
         yield "  Slurm has not said yet how the job ended; `allocctl verify` asks, and seals this."
-    yield from _last_words(document)
+    if not explained:
+        yield from _last_words(document)
     fell = document["consequences"]
     yield from _section("Ended because of that", _grouped((item, item["text"]) for item in fell))
     told = {item["rank"] for item in fell} | ({failure["rank"]} if failure else set())
@@ -138,7 +141,7 @@ def tail(path: str) -> list[str]:
             text = file.read().decode(errors="replace")
     except OSError:
         return []
-    return [printable(line) for line in text.splitlines()[-TAIL_LINES:]]
+    return [printable(line[:TAIL_COLUMNS]) for line in text.splitlines()[-TAIL_LINES:]]
 
 
 def _how(rank: Document) -> str:

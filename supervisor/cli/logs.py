@@ -69,6 +69,9 @@ class Follower:
         """Print until the run is over and nothing new comes."""
         from watchfiles import awatch
 
+        ranks = {_parts(name)[0] for name in self._all_names()}  # each rank has a log from the first moment on
+        if ranks and not any(map(self._is_wanted, ranks)):
+            raise Unreadable(f"the run has no such rank: its logs are in {self.directory}")
         watch = awatch(self._run_dir, debounce=50, rust_timeout=LOOK_EVERY, yield_on_timeout=True)
         async with aclosing(watch) as changes:
             while True:
@@ -81,17 +84,21 @@ class Follower:
 
     def names(self) -> list[str]:
         """The logs that are wanted, by rank."""
+        found = []
+        for name in self._all_names():
+            rank, kind = _parts(name)
+            if self._is_wanted(rank) and (self._kinds is None or kind in self._kinds):
+                found.append((rank, name))
+        return [name for _, name in sorted(found)]
+
+    def _all_names(self) -> list[str]:
         try:
-            names = os.listdir(self.directory)
+            return [name for name in os.listdir(self.directory) if name.startswith("rank-")]
         except FileNotFoundError:
             return []
-        found = []
-        for name in names:
-            rank, _, kind = name.removeprefix("rank-").partition(".")
-            wanted = self._ranks is None or (rank.isdecimal() and int(rank) in self._ranks)
-            if wanted and (self._kinds is None or kind.rpartition(".")[2] in self._kinds):
-                found.append((int(rank) if rank.isdecimal() else 0, name))
-        return [name for _, name in sorted(found)]
+
+    def _is_wanted(self, rank: int) -> bool:
+        return self._ranks is None or rank in self._ranks
 
     def print_new(self) -> None:
         """Print the complete lines that have come since."""
@@ -143,3 +150,9 @@ class Follower:
         prefix = name.encode(errors="surrogateescape") + b": "
         for line in lines:
             sys.stdout.buffer.write(prefix + line + b"\n")
+
+
+def _parts(name: str) -> tuple[int, str]:
+    """The rank (-1: the name has none) and the kind in a log's name."""
+    rank, _, kind = name.removeprefix("rank-").partition(".")
+    return int(rank) if rank.isdecimal() else -1, kind.rpartition(".")[2]

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, plan: Plan, plan_text: str) -> int:
     from supervisor.engine import prepare
 
-    in_slurm = "SLURM_JOB_ID" in os.environ and not args.local
+    in_slurm = bool(os.environ.get("SLURM_JOB_ID")) and not args.local
     base = args.dir or os.environ.get("ALLOCD_RUNS") or plan.base
     launcher: Launcher
     client: SlurmClient | None = None

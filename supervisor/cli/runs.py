@@ -1,13 +1,16 @@
 """Finding runs: by id, by path, or the one of this allocation. Light: quick verbs use it.
 
 A run is known by its directory. Where that is, is remembered in `$XDG_STATE_HOME/allocd/runs/ID`, a symbolic link made
-when the run is opened; without one, `ID` is looked for in `$ALLOCD_RUNS` and in `runs/` here.
+when the run is opened; without one, `ID` is looked for in `$ALLOCD_RUNS` and in `runs/` here. Runs of one job in
+several directories may have the same id: `ID` is the one that was opened last, and `ID@...`, a link for each, keeps
+them all.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import zlib
 from contextlib import suppress
 
 from supervisor.core import codes
@@ -29,10 +32,11 @@ def register(run_id: str, run_dir: str) -> None:
     """Remember where a run is. Best effort: a run does not fail because a home directory is full."""
     with suppress(OSError):
         os.makedirs(registry(), mode=0o700, exist_ok=True)
-        link = os.path.join(registry(), run_id)
-        temporary = f"{link}.{os.getpid()}"
-        os.symlink(run_dir, temporary)
-        os.replace(temporary, link)
+        for name in (run_id, f"{run_id}@{zlib.crc32(os.fsencode(run_dir)):08x}"):
+            link = os.path.join(registry(), name)
+            temporary = f"{link}.{os.getpid()}"
+            os.symlink(run_dir, temporary)
+            os.replace(temporary, link)
 
 
 def default_run() -> str:
@@ -61,15 +65,15 @@ def find_run(name: str | None) -> str:
 
 def runs_of_job(jobid: str) -> list[str]:
     """The directories of a job's runs, of its last attempt only: `JOBID` or `JOBID.rN`, each with `.sM`."""
-    found: dict[str, str] = {}
+    found: dict[str, str] = {}  # directory -> the run's id
     for place in (registry(), os.environ.get("ALLOCD_RUNS"), "runs"):
         with suppress(OSError):
             for name in os.listdir(place or os.devnull):
-                path = os.path.join(place or "", name)
-                if name.split(".")[0] == jobid and os.path.exists(os.path.join(path, JOURNAL)):
-                    found.setdefault(name, os.path.realpath(path))
-    last = max((attempt_of(name) for name in found), default=0)
-    return [path for name, path in sorted(found.items()) if attempt_of(name) == last]
+                run_id, path = name.partition("@")[0], os.path.join(place or "", name)
+                if run_id.split(".")[0] == jobid and os.path.exists(os.path.join(path, JOURNAL)):
+                    found.setdefault(os.path.realpath(path), run_id)
+    last = max(map(attempt_of, found.values()), default=0)
+    return sorted(path for path, run_id in found.items() if attempt_of(run_id) == last)
 
 
 def attempt_of(run_id: str) -> int:

@@ -75,6 +75,7 @@ def how(rank: Document) -> str:
     if rank["refused"]:
         return f"not executed: {rank['refused']}"
     if end is None:
-        return "silent" if rank["silent"] else "never started" if rank["phase"] == "over" else str(rank["phase"])
+        over = "ended unseen" if rank["started"] else "never started"
+        return over if rank["phase"] == "over" else "silent" if rank["silent"] else str(rank["phase"])
     text = f"code {end['code']}" if end["code"] is not None else f"signal {end['signal']}"
     return f"{text} (stopped: {rank['stop']})" if end["ordered"] else text

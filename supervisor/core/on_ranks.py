@@ -13,6 +13,7 @@ from supervisor.core.state import ENDING_SIGNALS, KILL_MARGIN, NEAR_LOSS, NEAR_S
 from supervisor.core.turn import Turn
 
 HIGHEST_SIGNAL: Final = 64
+LAST_WORDS: Final = 3  # lines of srun's own that become part of a sentence
 
 
 # --- from the step's start to its rank's -------------------------------------------------------------------------
@@ -50,7 +51,7 @@ def refused(turn: Turn, event: ev.RankRefused) -> None:
     rank = turn.rank(event.rank)
     turn.change_rank(event.rank, refused=event.error, exit=code if rank.exit is None else rank.exit)
     guard_leftovers(turn, event.rank)
-    text = f"rank {event.rank}: its command was not executed on {rank.node}: {event.error}"
+    text = f"rank {event.rank}: {turn.plan.role_of(event.rank).command[0]} was not executed on {rank.node}: {event.error}"
     turn.fail(turn.failure(event.rank, "not_started", code, text))
 
 
@@ -208,6 +209,8 @@ def agent_lost(turn: Turn, event: ev.StepEnded) -> None:
     how = f"its agent on {rank.node} ended (srun: {event.returncode}) without telling how the rank did"
     text = f"rank {event.rank}: {how}{said(event)}"
     code = shell_code(event.returncode) or codes.FAILED
+    if turn.ending and rank.critical:
+        turn.doubt(text)  # no failure any more, but nobody saw it end: no success may be built on that
     turn.fail(turn.failure(event.rank, "step_lost", code, text, origin="allocd", provisional=True))
     if not rank.killed_step:
         peers_lost(turn, event.rank, turn.now - NEAR_LOSS)
@@ -237,7 +240,8 @@ def shell_code(returncode: int) -> int:
 
 def said(event: ev.StepEnded) -> str:
     """srun's last words, as the end of a sentence."""
-    return f": {event.words.strip()}" if event.words.strip() else ""
+    lines = [line.strip() for line in event.words.splitlines() if line.strip()]
+    return f": {'; '.join(lines[-LAST_WORDS:])}" if lines else ""
 
 
 def swept(turn: Turn, event: ev.Swept) -> None:

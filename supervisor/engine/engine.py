@@ -27,7 +27,7 @@ from typing import Any, Final, TypeVar
 from supervisor.core import commands as cmd
 from supervisor.core import events as ev
 from supervisor.core.layout import JOURNAL, Layout
-from supervisor.core.marker import Foreign, Garbage, Marker, NotYet
+from supervisor.core.marker import Foreign, Garbage, Marker, NotYet, explain
 from supervisor.core.run import IllegalEvent, step
 from supervisor.core.state import RunState
 from supervisor.engine import markers
@@ -344,7 +344,7 @@ class Engine:
                 case Marker(code=code):
                     self.post(ev.MarkerPublished(code, done.outcome))
                 case NotYet() | Garbage() | Foreign() as found:
-                    text = f"{self.layout.marker}: in its place is {found}"
+                    text = f"{self.layout.marker}: in its place is something else ({explain(found)})"
                     self.post(ev.MarkerFailed(text, blocked=not command.replace))
 
         self._help("publishing the marker", publish)

@@ -18,7 +18,7 @@ from supervisor.contracts import generic
 from supervisor.core import events as ev
 from supervisor.core.artifacts import Finding, Instance, instances
 from supervisor.core.layout import Layout
-from supervisor.core.marker import Foreign, Garbage, Marker, Reading
+from supervisor.core.marker import Foreign, Garbage, Marker, Reading, explain
 from supervisor.core.substitution import substitute
 from supervisor.engine import markers
 from supervisor.engine.threads import in_thread
@@ -152,8 +152,8 @@ def marker_event(reading: Reading, note: int, asked: int) -> ev.MarkerRead:
         case Marker():
             return ev.MarkerRead("marker", reading.code, note or None, asked=asked)
         case Garbage():
-            return ev.MarkerRead("garbage", None, note or None, str(reading), asked)
+            return ev.MarkerRead("garbage", None, note or None, explain(reading), asked)
         case Foreign():
-            return ev.MarkerRead("foreign", None, note or None, str(reading), asked)
+            return ev.MarkerRead("foreign", None, note or None, explain(reading), asked)
         case _:
-            return ev.MarkerRead("none", None, note or None, str(reading), asked)
+            return ev.MarkerRead("none", None, note or None, explain(reading), asked)
