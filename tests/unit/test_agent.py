@@ -33,6 +33,8 @@ from hypothesis import strategies as st
 from supervisor.agent import agent, lines, processes
 from supervisor.agent.build import HERE, agent_archive
 
+pytestmark = pytest.mark.slow  # real programs, one after the other
+
 PYTHON = os.environ.get("ALLOCD_TEST_PYTHON", sys.executable)
 NONCE = "f00d"
 PATIENCE = 20.0  # seconds: a deadline for what should take milliseconds, on a machine that may be busy

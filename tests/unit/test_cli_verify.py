@@ -26,6 +26,8 @@ from supervisor.core.run import fold
 from supervisor.core.state import Failure
 from supervisor.engine import receipts
 
+pytestmark = pytest.mark.slow  # real programs, one after the other
+
 Document = dict[str, Any]
 REFUSED = (1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
 UNKNOWN = (1, "", "slurm_load_jobs error: Invalid job id specified")

@@ -365,6 +365,7 @@ print(seen, torn)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("naming", [Naming(), LinkRefused()], ids=["link", "rename"])
 def test_no_reader_ever_sees_a_part(path: Path, naming: Naming) -> None:
     mine, other = Marker(3, "7", 0, "n" * 500, "coordinator"), Marker(200, "8", 1, "m" * 400)

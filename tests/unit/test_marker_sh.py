@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from supervisor.core.marker import MAX_BYTES, Foreign, Garbage, Marker, NotYet, Reading
 from supervisor.engine import markers
 
+pytestmark = pytest.mark.slow  # real programs, one after the other
+
 SOURCE = Path(markers.__file__).parents[1] / "agent" / "marker.sh"
 SHELLS = [shell for shell in (["dash"], ["busybox", "sh"], ["bash"]) if shutil.which(shell[0])]
 if not SHELLS:
