@@ -51,7 +51,8 @@ def refused(turn: Turn, event: ev.RankRefused) -> None:
     rank = turn.rank(event.rank)
     turn.change_rank(event.rank, refused=event.error, exit=code if rank.exit is None else rank.exit)
     guard_leftovers(turn, event.rank)
-    text = f"rank {event.rank}: {turn.plan.role_of(event.rank).command[0]} was not executed on {rank.node}: {event.error}"
+    program = turn.plan.role_of(event.rank).command[0]
+    text = f"rank {event.rank}: {program} was not executed on {rank.node}: {event.error}"
     turn.fail(turn.failure(event.rank, "not_started", code, text))
 
 
