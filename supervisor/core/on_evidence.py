@@ -69,10 +69,10 @@ def take_back(turn: Turn, failure: Failure) -> None:
 
 
 def marker_failed(turn: Turn, event: ev.MarkerFailed) -> None:
-    """It could not be read, or not be published: before the decision nothing is ever published."""
+    """It could not be read, which matters when the work seems done, or it could not be published."""
     marker = turn.state.marker
-    if event.asked or not turn.ending:
-        if 0 < turn.state.reading <= (event.asked or turn.state.seq):
+    if event.asked:
+        if 0 < turn.state.reading <= event.asked:
             marker_trouble(turn, event.error)
         else:
             turn.note(f"a look at the marker failed: {event.error}")

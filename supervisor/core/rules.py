@@ -1,7 +1,7 @@
 """What the state sets free: each rule is a sentence about the state, with what to do when it is true.
 
-After every event the rules run, in this order, until none has anything to do. So a handler only says what happened; it
-need not remember what else that may allow.
+After every event the rules run, in this order and again, until none of them changes anything. So a handler only says
+what happened; it need not remember what else that may allow.
 """
 
 from __future__ import annotations
@@ -15,66 +15,52 @@ from supervisor.core.state import COLLECT_MARGIN, COORDINATOR_FIRST, FINAL, RELE
 from supervisor.core.turn import Turn
 
 
-def start_ranks(turn: Turn) -> bool:
+def start_ranks(turn: Turn) -> None:
     """All agents have said hello (or each, if the plan says so): the ranks may start."""
-    if turn.ending:
-        return False
-    waiting = any(rank.agent and rank.phase in ("issued", "spawned") for rank in turn.state.ranks)
-    if waiting and turn.plan.start == "together":
-        return False
-    ready = [rank.rank for rank in turn.state.ranks if rank.phase == "ready"]
-    for number in ready:
+    ranks = turn.state.ranks
+    waiting = any(rank.agent and rank.phase in ("issued", "spawned") for rank in ranks)
+    if turn.ending or (waiting and turn.plan.start == "together"):
+        return
+    for number in [rank.rank for rank in ranks if rank.phase == "ready"]:
         turn.change_rank(number, phase="launching")
         turn.ask(cmd.StartRank(number))
         turn.set_timer(f"launch:{number}", turn.plan.deadlines.hello)
-    return bool(ready)
 
 
-def all_running(turn: Turn) -> bool:
-    if turn.state.phase != "starting":
-        return False
+def all_running(turn: Turn) -> None:
     early = ("issued", "spawned", "ready", "launching")
-    if any(rank.phase in early for rank in turn.state.ranks):
-        return False
-    turn.change(phase="running")
-    return True
+    if turn.state.phase == "starting" and not any(rank.phase in early for rank in turn.state.ranks):
+        turn.change(phase="running")
 
 
-def nothing_to_wait_for(turn: Turn) -> bool:
+def nothing_to_wait_for(turn: Turn) -> None:
     """`finish = "artifacts"`: every contract has come to its end, or nobody is left who could still write."""
     if turn.plan.finish != "artifacts" or turn.state.phase not in ("starting", "running"):
-        return False
+        return
     left = any(rank.phase not in ("gone", *FINAL) for rank in turn.state.ranks)
-    if left and any(not contract.final for contract in turn.state.contracts):
-        return False
-    turn.settle()
-    return True
+    if not left or all(contract.final for contract in turn.state.contracts):
+        turn.settle()
 
 
-def contracts_done(turn: Turn) -> bool:
+def contracts_done(turn: Turn) -> None:
     """The work is done and every contract has come to its end: the run is decided."""
-    if not turn.state.work_done or any(not contract.final for contract in turn.state.contracts):
-        return False
-    if not turn.fail_contract():
+    if turn.state.work_done and all(contract.final for contract in turn.state.contracts):
+        turn.fail_contract()
         turn.decide("completed", codes.OK)
-    return True
 
 
-def retry_marker(turn: Turn) -> bool:
+def retry_marker(turn: Turn) -> None:
     """Something that is no marker stood in its place; with the coordinator gone it may be replaced."""
     decision = turn.state.decision
-    if decision is None or turn.state.marker.status != "blocked" or not turn.state.coordinator_gone:
-        return False
-    turn.publish(decision.exit)
-    return True
+    if decision and turn.state.marker.status == "blocked" and turn.state.coordinator_gone:
+        turn.publish(decision.exit)
 
 
-def stop_ranks(turn: Turn) -> bool:
+def stop_ranks(turn: Turn) -> None:
     """The run is decided: its ranks are stopped, tier by tier."""
-    todo = [rank.rank for rank in tier(turn) if rank.stop is None and rank.phase not in FINAL]
-    for number in todo:
-        turn.stop(number)
-    return bool(todo)
+    for rank in tier(turn):
+        if rank.stop is None and rank.phase not in FINAL:
+            turn.stop(rank.rank)
 
 
 def tier(turn: Turn) -> tuple[RankState, ...]:
@@ -90,16 +76,16 @@ def tier(turn: Turn) -> tuple[RankState, ...]:
     return turn.state.ranks
 
 
-def release(turn: Turn) -> bool:
+def release(turn: Turn) -> None:
     """Trees that are gone: their agents may exit, each with the code that is its own or the marker's."""
-    todo = [rank for rank in turn.state.ranks if rank.phase == "gone" and not rank.released and not rank.suspect]
-    for rank in todo:
+    for rank in turn.state.ranks:
+        if rank.phase != "gone" or rank.released or rank.suspect:
+            continue
         code = step_code(turn, rank)
         turn.change_rank(rank.rank, released=True, exit=code)
         turn.ask(cmd.ReleaseStep(rank.rank, code))
         if not rank.killed_step:
             turn.set_timer(f"release:{rank.rank}", RELEASE_LIMIT)
-    return bool(todo)
 
 
 def step_code(turn: Turn, rank: RankState) -> int:
@@ -118,19 +104,17 @@ def step_code(turn: Turn, rank: RankState) -> int:
     return decision.exit
 
 
-def all_over(turn: Turn) -> bool:
+def all_over(turn: Turn) -> None:
     """Every rank is over and the marker is settled: collect the evidence."""
     if turn.state.phase != "stopping" or turn.state.marker.status in ("publishing", "blocked"):
-        return False
-    if any(rank.phase not in FINAL for rank in turn.state.ranks):
-        return False
-    turn.change(phase="collecting", deadlines={})
-    turn.set_timer("collect", turn.plan.deadlines.collect + COLLECT_MARGIN)
-    turn.ask(cmd.Collect())
-    return True
+        return
+    if all(rank.phase in FINAL for rank in turn.state.ranks):
+        turn.change(phase="collecting", deadlines={})
+        turn.set_timer("collect", turn.plan.deadlines.collect + COLLECT_MARGIN)
+        turn.ask(cmd.Collect())
 
 
-RULES: Final[tuple[Callable[[Turn], bool], ...]] = (
+RULES: Final[tuple[Callable[[Turn], None], ...]] = (
     start_ranks,
     all_running,
     nothing_to_wait_for,
@@ -140,3 +124,12 @@ RULES: Final[tuple[Callable[[Turn], bool], ...]] = (
     release,
     all_over,
 )
+
+
+def run_rules(turn: Turn) -> None:
+    """Run the rules until the state, which is a new object whenever anything changes, stays as it is."""
+    before = None
+    while before is not turn.state:
+        before = turn.state
+        for rule in RULES:
+            rule(turn)

@@ -30,7 +30,7 @@ from typing import Any, Final
 from supervisor.core import commands as cmd
 from supervisor.core import events as ev
 from supervisor.core import on_evidence, on_ranks, on_run, timers
-from supervisor.core.rules import RULES
+from supervisor.core.rules import run_rules
 from supervisor.core.state import RunState
 from supervisor.core.turn import IllegalEvent, Turn
 
@@ -42,8 +42,8 @@ def step(state: RunState, record: ev.Record) -> tuple[RunState, list[cmd.Command
     turn = Turn(state, record)
     if turn.permit(record.event):
         HANDLERS[type(record.event)](turn, record.event)
-    while turn.state.phase != "new" and any(rule(turn) for rule in RULES):
-        pass
+    if turn.state.phase != "new":
+        run_rules(turn)
     turn.drop_timers()
     return turn.state, turn.commands
 

@@ -171,7 +171,7 @@ class Turn:
         self._judge_suspects(reason)
         first = self.state.first_failure
         code = first.code if first else code
-        self.change(decision=Decision(reason, self.record.seq, self.now, code), phase="stopping")
+        self.change(decision=Decision(reason, self.record.seq, self.now, code), phase="stopping", reading=0)
         self.change(deadlines={n: due for n, due in self.state.deadlines.items() if n.partition(":")[0] in KEPT_TIMERS})
         for rank in self.state.ranks:
             if rank.phase == "issued":
@@ -240,14 +240,14 @@ class Turn:
         self.set_timer("marker", MARKER_LIMIT)
         self.ask(cmd.ReadMarker(self.record.seq))
 
-    def fail_contract(self) -> bool:
+    def fail_contract(self) -> None:
         """Fail the run for a broken contract that it needs, if there is one: rather for what is wrong than for what
         is missing."""
         required = {item.contract_id for item in artifacts.instances(self.plan) if item.artifact.required}
         broken = [c for c in self.state.contracts if c.state in ("invalid", "late") and c.contract in required]
         contract = min(broken, key=lambda each: each.state != "invalid", default=None)
         if contract is None:
-            return False
+            return
         deadline = contract.reason == "deadline"
         problems = "; ".join(contract.finding.problems) if contract.finding else "nothing was found"
         why = f" ({contract.reason})" if contract.reason else ""
@@ -261,7 +261,6 @@ class Turn:
             ),
             "deadline" if deadline else "artifacts_invalid",
         )
-        return True
 
     def finish(self, collected: ev.Collected) -> None:
         self.change(collected=collected, phase="ended", deadlines={})

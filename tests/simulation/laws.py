@@ -183,8 +183,9 @@ def every_wait_has_a_deadline(world: World, turn: Turn) -> None:
             stopped = rank.stop is not None and rank.phase not in FINAL
             waiting = state.decision is not None and rank.stop is None and rank.phase in ("spawned", "launching")
             assert timers or waiting or not (rank.phase in GUARDED or stopped), (rank, state.deadlines)
-    if state.marker.status == "publishing" or (state.reading and state.decision is None):
-        assert "marker" in state.deadlines
+    asking = state.marker.status == "publishing" or state.reading > 0
+    assert asking == ("marker" in state.deadlines)
+    assert state.phase == "settling" or not state.reading
     if state.work_done:
         assert {"finalization", "late:finalization", "late:deadline"} & set(state.deadlines)
     if state.phase == "collecting":

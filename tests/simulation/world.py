@@ -495,11 +495,11 @@ class World:
         """Seconds: everything that can be waited for, one after the other, and a stop of both tiers."""
         state, limits = self.state, self.plan.deadlines
         until_decided = limits.run or 0.0, limits.artifacts or 0.0, (state.end_at or self.now) - self.now
-        work = limits.hello * 2 + limits.silence + self.plan.marker.recheck + MARKER_LIMIT
+        work = limits.journal + limits.hello * 2 + limits.silence + self.plan.marker.recheck + MARKER_LIMIT
         contracts = limits.finalization + 2 * LOOK_LIMIT
         grace = max(role.grace for role in self.plan.roles)
         tier = grace + KILL_MARGIN + REAP_LIMIT + max(SWEEP_LIMIT, RELEASE_LIMIT + REAP_LIMIT)
-        end = 2 * MARKER_LIMIT + limits.collect + COLLECT_MARGIN
+        end = 2 * (limits.journal + MARKER_LIMIT) + limits.collect + COLLECT_MARGIN
         return max(until_decided) + work + contracts + 2 * tier + end
 
     def _time_must_pass(self) -> None:

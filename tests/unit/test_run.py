@@ -225,6 +225,26 @@ def test_a_command_that_is_not_executed_has_the_code_of_the_shell(phase: str, er
     assert run.commands == [cmd.ReleaseStep(1, code)]
 
 
+def test_what_was_not_executed_keeps_its_code_also_where_it_is_not_critical() -> None:
+    run = Run(roles={1: {"critical": False}}).connect()
+    run.take(ev.RankRefused(1, "exec", 2, "no"), ev.TreeGone(1, 0))
+    assert run.commands == [cmd.ReleaseStep(1, 127)]
+
+
+def test_the_time_for_a_hello_counts_from_the_steps_start() -> None:
+    run = Run()
+    run.take(ev.StepSpawned(0, 50, "step0"), after=3.0)
+    assert run.state.deadlines["hello:0"] == run.now + HELLO
+
+
+@pytest.mark.parametrize(("returncode", "provisional"), [(1, False), (137, True), (143, True), (-9, True)])
+def test_a_step_that_was_killed_before_its_start_is_provisional(returncode: int, provisional: bool) -> None:
+    run = Run().connect(0, 1)
+    run.take(ev.StepSpawned(2, 52, "step2"), ev.StepEnded(2, returncode))
+    assert run.failure() == (2, "step_lost", returncode if returncode > 0 else 128 - returncode)
+    assert run.state.failures[0].provisional is provisional
+
+
 def test_a_command_whose_exec_never_ends_does_not_hold_the_run() -> None:
     run = Run().connect()
     run.fire("launch:1")
@@ -237,6 +257,13 @@ def test_a_rank_whose_agent_is_told_to_end_before_the_start_never_starts() -> No
     run.take(ev.AgentSignalled(1, TERM), ev.TreeGone(1, 0))
     assert run.failure() == (1, "not_started", 128 + TERM)
     assert run.state.failures[0].provisional
+    assert "was not started after signal 15 from outside" in run.verdict.summary
+
+
+def test_a_rank_that_never_started_has_its_signals_code_also_where_it_is_not_critical() -> None:
+    run = Run(roles={1: {"critical": False}}).connect(0, 1)
+    run.take(ev.AgentSignalled(1, TERM), ev.TreeGone(1, 0))
+    assert run.commands == [cmd.ReleaseStep(1, 128 + TERM)]
 
 
 # --- workers -----------------------------------------------------------------------------------------------------
@@ -341,6 +368,7 @@ def test_a_worker_gets_a_second_look_where_the_script_publishes() -> None:
     assert run.reason == "undecided"
     run.read_marker("marker", 0)
     assert run.rank(1).suspect is None
+    assert "recheck:1" not in run.state.deadlines
     assert run.reason == "undecided"
 
 
@@ -363,8 +391,21 @@ def test_a_marker_directory_that_fails_does_not_hide_a_death() -> None:
     run.end(1, 6)
     run.take(ev.MarkerFailed("EIO", asked=run.state.seq))
     assert run.reason == "undecided"
+    assert run.state.notes == ("a look at the marker failed: EIO",)
     run.fire("recheck:1")
     assert run.failure() == (1, "exit", 6)
+
+
+def test_each_suspect_ends_with_its_own_code() -> None:
+    run = Run(marker={"by": "coordinator"}).start()
+    run.end(1, 6)
+    run.end(2, 8)
+    run.fire("recheck:1")
+    assert [failure.rank for failure in run.state.failures] == [1, 2]
+    run.take(ev.TreeGone(1, 0))
+    assert run.commands == [cmd.ReleaseStep(1, 6)]
+    run.take(ev.TreeGone(2, 0))
+    assert run.commands == [cmd.ReleaseStep(2, 8)]
 
 
 def test_a_suspect_is_not_released_before_it_is_judged() -> None:
@@ -530,6 +571,15 @@ def test_a_completed_run_whose_marker_says_otherwise_is_taken_back() -> None:
     assert {command.exit for command in run.commands if isinstance(command, cmd.StopRank)} == {5}
 
 
+def test_a_look_that_fails_late_is_no_failure_to_publish() -> None:
+    run = Run(artifacts=[RESULT]).start()
+    run.end(0, 0)
+    asked = run.state.seq
+    run.take(ev.StopRequested("TERM"), ev.MarkerFailed("EIO", asked=asked))
+    assert run.state.marker.status == "publishing"
+    assert "marker" in run.state.deadlines
+
+
 def test_a_marker_that_comes_late_changes_nothing_any_more() -> None:
     run = Run().start()
     run.complete()
@@ -580,6 +630,14 @@ def test_a_window_that_closes_makes_late_after_one_more_look() -> None:
     assert run.reason == "artifacts_invalid"
 
 
+def test_the_window_is_for_what_is_still_open() -> None:
+    run = Run(artifacts=[{"name": "other", "path": "other.json"}, RESULT]).start()
+    run.see(contract="other")
+    run.complete()
+    assert "finalization" in run.state.deadlines
+    assert [contract.state for contract in run.state.contracts] == ["complete", "finalizing"]
+
+
 def test_the_last_look_may_still_find_it() -> None:
     run = Run(artifacts=[RESULT]).start()
     run.complete()
@@ -621,6 +679,15 @@ def test_the_deadline_caps_the_window() -> None:
     assert "finalization" not in run.state.deadlines
     run.fire("late:deadline")
     assert run.failure() == (None, "late", 124)
+
+
+def test_a_deadline_that_only_what_is_not_required_has_missed_ends_nothing() -> None:
+    run = Run(artifacts=[{**RESULT, "required": False}], deadlines={"artifacts": 30}).start()
+    run.fire("artifacts")
+    run.take(ev.ArtifactsLooked(run.state.seq))
+    assert run.state.contracts[0].state == "late"
+    assert run.reason == "undecided"
+    assert not run.state.deadlines
 
 
 def test_what_is_not_required_may_be_missing() -> None:
@@ -955,6 +1022,7 @@ def test_processes_that_survive_kill_are_a_doubt() -> None:
     run.complete()
     run.take(ev.MarkerPublished(0, "written"))
     run.take(ev.TreeGone(1, 0, left=1))
+    assert run.state.doubts == ("rank 1: 1 of its processes could not be killed",)
     run.wind_up()
     assert (run.verdict.outcome, run.verdict.code) == ("unverifiable", 75)
 
@@ -963,6 +1031,7 @@ def test_a_rank_that_its_agent_gives_up_unasked_is_lost() -> None:
     run = Run().start()
     run.take(ev.AgentSignalled(1, TERM), ev.TreeGone(1, 0, left=1))
     assert run.failure() == (1, "rank_lost", 143)
+    assert "could not be killed after signal 15 from outside" in run.verdict.summary
 
 
 def test_srun_must_end_as_its_agent_was_told() -> None:
