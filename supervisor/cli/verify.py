@@ -258,12 +258,10 @@ def _write_outcome(run_dirs: list[str], jobid: str, document: Document) -> list[
     """The outcome file beside each run and where a CI job looks for it. Returns what could not be written."""
     from supervisor.engine.receipts import write_outcome
 
-    slurm = document["slurm"]
-    line = slurm["raw"] if slurm["standing"] == "settled" else f"{jobid}|UNVERIFIABLE|"
     trouble = []
     for directory in (*run_dirs, os.environ.get("GITHUB_WORKSPACE") or "."):
         try:
-            write_outcome([directory], jobid, line)
+            write_outcome([directory], jobid, document["slurm"]["outcome_line"])
         except OSError as error:
             what = error.strerror or error
             trouble.append(f"the outcome file could not be written in {os.path.abspath(directory)}: {what}")

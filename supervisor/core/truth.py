@@ -102,6 +102,7 @@ class Truth:
             "source": self.source,
             "exit_code": str(self.native) if self.native else None,
             "raw": self.record.raw if self.record else None,
+            "outcome_line": self.outcome_line,
             "code": self.code,
             "doubt": self.doubt,
             "notes": list(self.notes),
