@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from supervisor.cli.runs import NoSuchRun, complain, find_run
+from supervisor.cli.runs import NoSuchRun, find_run, refuse
 from supervisor.cli.saved import Document, Unreadable, run_document
 from supervisor.cli.status import how
 from supervisor.core import codes
@@ -38,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         document, over = run_document(find_run(args.run))
     except (NoSuchRun, Unreadable) as error:
-        complain(error)
-        return codes.UNREACHABLE
+        return refuse(args, error, codes.UNREACHABLE)
     if args.json:
         keys = ("run_id", "verdict", "first_failure", "consequences", "doubts", "notes", "status", "timeline")
         print(json.dumps({"schema_version": 1, **{key: document[key] for key in keys}, "over": over}, indent=1))

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Final
 
-from supervisor.cli.runs import NoSuchRun, complain, find_run
+from supervisor.cli.runs import NoSuchRun, find_run, refuse
 from supervisor.cli.saved import Unreadable, run_is_over
 from supervisor.core import codes
 
@@ -42,14 +42,12 @@ def run(args: argparse.Namespace) -> int:
 
             anyio.run(follower.follow)
         elif not follower.names():
-            complain(f"there are no such logs in {follower.directory}")
-            return codes.UNREACHABLE
+            return refuse(args, f"there are no such logs in {follower.directory}", codes.UNREACHABLE)
         else:
             follower.print_new()
             follower.print_rest()
     except (NoSuchRun, Unreadable) as error:
-        complain(error)
-        return codes.UNREACHABLE
+        return refuse(args, error, codes.UNREACHABLE)
     return codes.OK
 
 

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from supervisor.cli.runs import NoSuchRun, complain, find_run
+from supervisor.cli.runs import NoSuchRun, find_run, refuse
 from supervisor.core import codes
 
 
@@ -23,8 +23,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         run_dir = find_run(args.run)
     except NoSuchRun as error:
-        complain(error)
-        return codes.UNREACHABLE
+        return refuse(args, error, codes.UNREACHABLE)
     for name in ("receipt.json", "receipt.run.json"):
         path = os.path.join(run_dir, name)
         try:
@@ -33,12 +32,11 @@ def run(args: argparse.Namespace) -> int:
         except FileNotFoundError:
             continue
         except OSError as error:
-            complain(f"{path}: {error.strerror}")
-            return codes.UNREACHABLE
+            return refuse(args, f"{path}: {error.strerror}", codes.UNREACHABLE)
         if args.path:
             print(path)
         else:
             sys.stdout.buffer.write(data)
         return codes.OK
-    complain(f"{run_dir} has no receipt: the run is not over, or its engine was lost (see `allocctl verify`)")
-    return codes.UNVERIFIABLE
+    text = f"{run_dir} has no receipt: the run is not over, or its engine was lost (see `allocctl verify`)"
+    return refuse(args, text, codes.UNVERIFIABLE)

@@ -12,7 +12,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from supervisor.cli.runs import complain, register, sentence, tell
+from supervisor.cli.runs import refuse, register, sentence, tell
 from supervisor.core import codes
 
 if TYPE_CHECKING:
@@ -46,12 +46,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         return _run(args, *read_plan(args.plan))
     except (PlanErrors, Unfit) as error:
-        complain(error)
+        return refuse(args, error, codes.CONFIG)
     except OSError as error:  # nothing has been started: the engine itself tells of what breaks later
-        complain(sentence(error))
+        return refuse(args, sentence(error), codes.CONFIG)
     finally:
         gc.enable()
-    return codes.CONFIG
 
 
 def _run(args: argparse.Namespace, plan: Plan, plan_text: str) -> int:

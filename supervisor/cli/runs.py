@@ -8,6 +8,7 @@ them all.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import zlib
@@ -86,6 +87,16 @@ def complain(text: object) -> None:
     """A sentence on stderr, if anybody reads there."""
     with suppress(OSError):
         print(f"allocctl: {text}", file=sys.stderr)
+
+
+def refuse(args: argparse.Namespace, error: object, code: int) -> int:
+    """Say why a verb cannot do what was asked, as a document too where one was asked for. Returns the exit code."""
+    complain(error)
+    if args.json:
+        import json
+
+        tell(json.dumps({"schema_version": 1, "error": str(error), "exit": code}, ensure_ascii=False))
+    return code
 
 
 def tell(text: str) -> None:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from supervisor.cli.runs import NoSuchRun, complain, find_run
+from supervisor.cli.runs import NoSuchRun, find_run, refuse
 from supervisor.cli.saved import Document, Unreadable, run_document
 from supervisor.core import codes
 
@@ -23,8 +23,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         document, over = run_document(find_run(args.run))
     except (NoSuchRun, Unreadable) as error:
-        complain(error)
-        return codes.UNREACHABLE
+        return refuse(args, error, codes.UNREACHABLE)
     print(json.dumps(summary(document, over), indent=1) if args.json else "\n".join(_lines(document, over)))
     return codes.OK
 

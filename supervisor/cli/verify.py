@@ -22,7 +22,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from supervisor.cli.runs import JOURNAL, NoSuchRun, attempt_of, complain, find_run, runs_of_job, sentence, tell
+from supervisor.cli.runs import JOURNAL, NoSuchRun, attempt_of, complain, find_run, refuse, runs_of_job, sentence, tell
 from supervisor.cli.saved import Document, Unreadable, fold_document, read_receipt
 from supervisor.core import codes
 
@@ -65,17 +65,13 @@ def run(args: argparse.Namespace) -> int:
     try:
         documents, trouble = _documents(args)
     except NoSuchRun as error:
-        complain(error)
-        return codes.UNREACHABLE
+        return refuse(args, error, codes.UNREACHABLE)
     except (Unreadable, ValueError) as error:
-        complain(error)
-        return codes.UNVERIFIABLE
+        return refuse(args, error, codes.UNVERIFIABLE)
     except OSError as error:
-        complain(sentence(error))
-        return codes.UNVERIFIABLE
+        return refuse(args, sentence(error), codes.UNVERIFIABLE)
     except KeyboardInterrupt:
-        complain("interrupted; that ends this wait alone: the job goes on")
-        return codes.INTERRUPTED
+        return refuse(args, "interrupted; that ends this wait alone: the job goes on", codes.INTERRUPTED)
     _print(documents, args.json)
     for text in trouble:
         complain(text)
@@ -89,9 +85,9 @@ def _documents(args: argparse.Namespace) -> tuple[list[Document], list[str]]:
     if not jobid[0].isdecimal():
         return [read_receipt(run_dir, "receipt.run.json") or fold_document(run_dir) for run_dir in run_dirs], []
     sealed = [document for run_dir in run_dirs if (document := read_receipt(run_dir, "receipt.json"))]
-    if run_dirs and len(sealed) == len(run_dirs):
+    if run_dirs and len(sealed) == len(run_dirs) and not _came_again(args, jobid, run_dirs):
         return sealed, _write_outcome(run_dirs, jobid, sealed[0])
-    truth = _ask(args, jobid)
+    truth = _ask(args, jobid, args.patience)
     if not run_dirs and truth.record is not None:
         run_dirs = runs_of_job(truth.record.jobid)  # 12_3 is a job with an id of its own
     return _seal_all(run_dirs, jobid, truth, args.patience)
@@ -157,13 +153,22 @@ def _stranger(run_dir: str, truth: Truth) -> str | None:
 # --- Slurm ---------------------------------------------------------------------------------------------------------
 
 
-def _ask(args: argparse.Namespace, jobid: str) -> Truth:
+def _came_again(args: argparse.Namespace, jobid: str, run_dirs: list[str]) -> bool:
+    """Whether Slurm knows the id as another job's than that of the sealed runs: ids come again. Slurm need not answer:
+    what is sealed stands."""
+    if args.run or os.sep in (args.job or ""):
+        return False  # that very run was asked for
+    truth = _ask(args, jobid, 0.0)
+    return truth.record is not None and all(_stranger(run_dir, truth) for run_dir in run_dirs)
+
+
+def _ask(args: argparse.Namespace, jobid: str, patience: float) -> Truth:
     from supervisor.scheduler.client import SlurmClient
     from supervisor.scheduler.verify import verify_job
 
     # Commands that are not there do not come while one waits.
     anything = shutil.which("sacct") or shutil.which("scontrol")
-    patience = args.patience if anything else 0.0
+    patience = patience if anything else 0.0
     return asyncio.run(verify_job(SlurmClient(), jobid, args.wait, patience, limit=args.timeout))
 
 

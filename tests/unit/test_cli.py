@@ -160,6 +160,15 @@ def test_a_sealed_receipt_comes_first(call: Call, ended: Callable[[str], Run], t
     assert "failed: exit code 1, by Slurm's record" in call("explain", ".").out
 
 
+@pytest.mark.parametrize("verb", ["status", "explain", "receipt", "logs", "verify"])
+def test_who_asks_for_json_gets_a_document_also_when_refused(call: Call, verb: str) -> None:
+    said = call(verb, "--json", "no-such-run")
+    assert said.code == 69
+    document = json.loads(said.out)
+    assert (document["schema_version"], document["exit"]) == (1, 69)
+    assert document["error"] in said.err
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", "\\xff"])
 @pytest.mark.parametrize("verb", ["status", "explain"])
 def test_a_receipt_that_is_no_receipt(call: Call, tmp_path: Path, verb: str, content: str) -> None:

@@ -348,6 +348,17 @@ def test_a_run_of_another_job_with_the_same_id_is_not_sealed(bench: Bench, other
     assert not (run_dir / "receipt.json").exists()
 
 
+def test_an_id_that_came_again_is_not_answered_by_the_old_jobs_receipt(bench: Bench) -> None:
+    run_dir = bench.make_run()
+    bench.slurm.sacct(row("COMPLETED"))
+    bench.slurm.scontrol(shown("COMPLETED"))
+    assert bench.verify()["run"] is not None
+    bench.slurm.sacct(row("FAILED", "4:0").replace("|node1", "|node8"))
+    bench.slurm.scontrol(UNKNOWN)
+    assert bench.verify()["verdict"]["code"] == 4
+    assert bench.verify(str(run_dir))["verdict"]["code"] == 0  # that very run is what it was
+
+
 def test_a_run_without_a_receipt_is_never_a_success(bench: Bench) -> None:
     bench.slurm.sacct(row("COMPLETED"))
     bench.slurm.scontrol(UNKNOWN)

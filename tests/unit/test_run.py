@@ -462,6 +462,24 @@ def test_a_completed_run_is_a_success() -> None:
     assert fold(run.records) == run.state
 
 
+def test_a_critical_rank_that_nobody_saw_end_leaves_a_success_unproven() -> None:
+    """Its agent, or its slurmstepd, was killed while it was being stopped: the work was done, but who knows by whom."""
+    run = Run(size=2).start()
+    run.complete()
+    run.take(ev.MarkerPublished(0, "written"))
+    run.take(ev.StepEnded(1, -KILL, "srun: error: node1: task 0: Killed\nsrun: Terminating"), ev.Swept(1, 0, 0))
+    run.wind_up()
+    assert (run.verdict.outcome, run.verdict.code) == ("unverifiable", 75)
+    assert "\n" not in run.verdict.summary
+
+
+def test_a_slow_journal_is_no_slow_marker() -> None:
+    """Its record goes to the disk before the marker is written, and may take its own time."""
+    run = Run(deadlines={"journal": 30}).start()
+    run.complete()
+    assert run.state.deadlines["marker"] - run.now == 30 + 10
+
+
 def test_a_noted_code_outlives_the_coordinators_zero() -> None:
     run = Run().start()
     run.end(0, 0)
