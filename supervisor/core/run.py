@@ -6,17 +6,22 @@ How a run ends, in the order of the rules below:
   worker before the run may end (zero counts as 1), a step that says no hello, a command that cannot be executed, an
   agent that dies or stays silent. All other ranks are stopped in the same turn. The first failure is the one with the
   lowest journal number; ends that come after the decision are consequences and never failures.
-* A worker's death has a second look, for up to `marker.recheck` seconds, when the coordinator has ended already or
-  publishes the marker itself: it may have died *because* the work is done. A marker that appears meanwhile, or the end
-  of the run, judges it; otherwise it is the failure that it looked like, under its own sequence number.
+* A worker's death has a second look, for up to `marker.recheck` seconds, when the coordinator has ended already, does
+  not answer, or publishes the marker itself: it may have died *because* the work is done. A marker that appears
+  meanwhile, or the end of the run, judges it; otherwise it is the failure that it looked like, under its own sequence
+  number.
 * A zero of the coordinator is believed after a look at marker and note (a script may have noted a failed part), and
   then waits until every contract is complete, invalid or late. Only then is the marker published, and only when it is
-  there are the workers stopped (`completed`). Failures pass this barrier.
-* `finish = "artifacts"`: the same without a coordinator; the contracts alone end the run.
+  there are the workers stopped (`completed`). Failures pass this barrier. A marker that turns out to say something
+  else, or cannot be published, takes the success back.
+* `finish = "artifacts"`: the same without a coordinator. The work is done when every contract has come to its end, or
+  when no rank is left that could still write; the same look follows.
 * Deadlines, the time limit and requests to stop end it in order: the coordinator, then the workers.
+* Ends that Slurm's own word may explain are *provisional* (`End.provisional`): deaths by TERM or KILL that we did not
+  order, ends after somebody else signalled the agent, and ends of peers of a node that was lost.
 
 Timers are state (`RunState.deadlines`), not commands: a fold of the records restores them. After every event the RULES
-run until none has anything to do; each rule is a sentence about the state, so that no handler has to remember what
+run until none changes anything; each rule is a sentence about the state, so that no handler has to remember what
 else its event may set free.
 
 An illegal event raises IllegalEvent with the run's story and changes nothing.

@@ -16,6 +16,7 @@ from supervisor.core.receipt import replay, run_receipt
 from supervisor.core.run import fold
 from supervisor.core.state import COORDINATOR_FIRST, FINAL, GUARDS, Failure, RunState
 from supervisor.core.timers import TIMERS
+from supervisor.core.turn import KEPT_TIMERS
 from supervisor.core.verdict import evidence_of, judge_run
 
 if TYPE_CHECKING:
@@ -173,6 +174,7 @@ def timers_are_known(world: World, turn: Turn) -> None:
         assert kind in TIMERS
         assert kind not in GUARDS or turn.after.ranks[int(argument)].phase in GUARDS[kind]
         assert due >= turn.record.at or name in turn.before.deadlines
+        assert turn.after.decision is None or kind in KEPT_TIMERS | {"collect"}
 
 
 def every_wait_has_a_deadline(world: World, turn: Turn) -> None:
@@ -276,6 +278,7 @@ def success_is_proven(world: World) -> None:
         assert coordinator is not None and coordinator.end is not None and coordinator.end.native == 0
         assert world.noted == 0
     for rank in state.ranks:
+        assert rank.end is not None or not rank.started or not rank.critical  # nobody saw it end
         early = rank.end is not None and rank.end.seq < state.decision.seq
         if early and rank.critical and rank.end and rank.rank != world.plan.coordinator and not rank.may_finish:
             assert world.plan.marker.recheck > 0 or state.declared

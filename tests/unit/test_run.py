@@ -7,6 +7,7 @@ plan has three ranks unless a test says otherwise: rank 0 is the coordinator, 1 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -396,6 +397,19 @@ def test_a_marker_directory_that_fails_does_not_hide_a_death() -> None:
     assert run.failure() == (1, "exit", 6)
 
 
+def test_what_the_coordinator_says_explains_a_suspect_and_trouble_with_the_marker_does_not() -> None:
+    run = Run().start()
+    run.end(0, 0)
+    run.end(1, 6)
+    run.read_marker(note=4)
+    assert [(failure.rank, failure.code) for failure in run.state.failures] == [(0, 4)]
+    run = Run().start()
+    run.end(0, 0)
+    run.end(1, 6)
+    run.fire("marker")
+    assert run.failure() == (1, "exit", 6)
+
+
 def test_each_suspect_ends_with_its_own_code() -> None:
     run = Run(marker={"by": "coordinator"}).start()
     run.end(1, 6)
@@ -567,6 +581,7 @@ def test_a_completed_run_whose_marker_is_blocked_stops_a_living_coordinator_firs
 def test_a_marker_that_cannot_be_published_is_no_success() -> None:
     run = Run().start()
     run.complete()
+    assert run.state.deadlines["marker"] == run.now + 10.0 + 5.0  # its record is on the disk before it
     run.take(ev.MarkerFailed("ENOSPC"))
     assert run.failure() == (None, "marker", 125)
     assert stops(run) == [1, 2]
@@ -748,6 +763,15 @@ def test_the_contracts_alone_end_a_run_without_a_coordinator() -> None:
     assert run.verdict.outcome == "success"
 
 
+def test_every_contract_must_have_come_to_its_end() -> None:
+    other = {"name": "other", "path": "other.json"}
+    run = Run(coordinator=None, run={"finish": "artifacts"}, artifacts=[RESULT, other]).start()
+    run.see()
+    assert run.state.phase == "running"
+    run.see("invalid", "other")
+    assert run.state.phase == "settling"
+
+
 def test_a_noted_code_counts_there_too() -> None:
     run = Run(coordinator=None, run={"finish": "artifacts"}, artifacts=[RESULT]).start()
     run.see()
@@ -789,6 +813,19 @@ def test_the_second_request_kills_everybody() -> None:
     run = Run().start()
     run.take(ev.StopRequested("TERM"), ev.StopRequested("INT"))
     assert run.asked_for(cmd.KillRank) == [cmd.KillRank(rank, 143) for rank in (0, 1, 2)]
+    assert {run.rank(rank).stop for rank in (0, 1, 2)} == {"stop_requested"}
+    assert run.state.deadlines["stop:0"] == run.now + 10.0  # and no grace
+    run.fire("stop:0")
+    assert run.commands == [cmd.KillStep(0)]
+
+
+def test_the_second_request_ends_also_the_steps_that_said_no_hello() -> None:
+    run = Run(run={"start": "each"}).connect(0)
+    run.take(ev.StepSpawned(1, 51, "step1"), ev.StopRequested("TERM"))
+    assert not run.asked_for(cmd.KillStep)  # the coordinator first
+    run.take(ev.StopRequested("TERM"))
+    assert run.asked_for(cmd.KillStep) == [cmd.KillStep(1)]
+    assert run.rank(1).stop == "stop_requested"
 
 
 def test_more_requests_make_nothing_slower() -> None:
@@ -836,6 +873,7 @@ def test_an_agent_that_does_not_do_as_told_is_ended_from_outside() -> None:
     run.end(1, 3)
     run.fire("stop:2")
     assert run.commands == [cmd.KillStep(2)]
+    assert "rank 2: its agent did not do as told in time" in run.state.notes[-1]
     run.fire("kill:2")
     assert run.rank(2).phase == "abandoned"
     assert "could not be ended" in run.state.doubts[-1]
@@ -947,6 +985,15 @@ def test_an_end_that_slurm_may_explain_is_provisional(events: list[ev.Event], pr
     assert run.state.failures[0].provisional is provisional
 
 
+def test_a_suspect_may_turn_out_to_be_provisional() -> None:
+    run = Run(marker={"by": "coordinator"}).start()
+    run.end(1, 3)
+    run.take(ev.AgentSignalled(1, TERM))
+    run.fire("recheck:1")
+    assert run.failure() == (1, "exit", 3)
+    assert run.state.failures[0].provisional
+
+
 def test_a_peer_that_falls_silent_long_after_explains_nothing() -> None:
     run = Run().start()
     run.end(1, 3)
@@ -996,6 +1043,7 @@ def test_an_agent_that_stays_silent_is_lost() -> None:
     run.fire("silence:1")
     assert run.now == heard + SILENCE
     assert run.failure() == (1, "rank_lost", 1)
+    assert run.state.failures[0].provisional
     assert cmd.KillStep(1) in run.commands
     assert stops(run) == [0, 2]
 
@@ -1092,6 +1140,23 @@ def test_our_own_fault_ends_the_run() -> None:
     run = Run().start()
     run.take(ev.EngineFault("a bug"))
     assert run.failure() == (None, "fault", 125)
+    assert run.state.notes == ("fault: a bug",)
+
+
+def test_what_is_worth_telling_changes_nothing_else() -> None:
+    run = Run().start()
+    before = run.state
+    run.take(ev.Noted("a banner", 2), ev.Noted("a degraded journal"))
+    assert run.state.notes == ("rank 2: a banner", "a degraded journal")
+    assert replace(run.state, notes=before.notes, seq=before.seq, at=before.at) == before
+
+
+def test_a_timer_that_was_cleared_in_the_same_instant_means_nothing() -> None:
+    run = Run().start()
+    before = run.state
+    run.take(ev.TimerFired("hello:1"))
+    assert not run.commands
+    assert replace(run.state, seq=before.seq, at=before.at) == before
 
 
 def test_our_own_fault_after_the_decision_denies_a_success() -> None:
