@@ -27,6 +27,8 @@ EXAMPLES, STEPS = (2000, 80) if THOROUGH else (40, 30)
 WALKS, BATCHES = (2000, 20) if THOROUGH else (80, 5)
 PAUSES = (0.01, 1.0, 5.0, 20.0)
 
+pytestmark = pytest.mark.timeout(3600 if THOROUGH else 120)
+
 T = TypeVar("T")
 
 

@@ -206,6 +206,24 @@ def test_without_a_settled_record_nothing_is_claimed(seen: Evidence | None, told
         assert "the run itself says" in verdict.because[1]
 
 
+@pytest.mark.parametrize(
+    ("seen", "told", "expected"),
+    [
+        (DONE, SUCCESS, UNVERIFIABLE),
+        (DONE, truth("FAILED", "7:0"), ("failure", 7, "slurm", "slurm_failed")),
+        (NOT_COLLECTED, SUCCESS, ("failure", 65, "allocd", "not_collected")),
+        (evidence(EXIT), SUCCESS, NATIVE_3),
+    ],
+)
+def test_a_record_of_a_step_that_contradicts_what_we_saw_denies_a_success_and_nothing_else(
+    seen: Evidence, told: Truth, expected: tuple[str, int, str, str]
+) -> None:
+    verdict = judge_sealed(seen, told, ("step 7.1 ended with 0; accounting says FAILED 9:0",))
+    assert essence(verdict) == expected
+    assert verdict.final
+    assert ("step 7.1" in verdict.summary) == (expected == UNVERIFIABLE)
+
+
 def test_a_code_that_differs_from_the_jobs_is_told() -> None:
     assert "another than the first failure's 3" in " ".join(
         judge_sealed(evidence(EXIT), truth("FAILED", "1:0")).because
