@@ -145,7 +145,7 @@ def _stranger(run_dir: str, truth: Truth) -> str | None:
     opening = _opening(run_dir)
     try:
         opened = datetime.fromisoformat(opening["utc"]).timestamp()
-        return not_of_this_job(truth.record, str(opening.get("cluster") or ""), list(opening["nodes"]), opened)
+        return not_of_this_job(truth.record, str(opening.get("cluster") or ""), opened)
     except (KeyError, TypeError, ValueError) as error:
         raise Unreadable(f"{run_dir}: its opening cannot be read: {error!r}") from error
 

@@ -373,14 +373,12 @@ RECYCLED: Final = 3600.0
 """Seconds by which a run may lie outside of its job's time: clocks differ, but ids come again after weeks."""
 
 
-def not_of_this_job(record: JobRecord, cluster: str, nodes: Sequence[str], opened: float) -> str | None:
-    """Why a run (its cluster, its nodes, the epoch seconds of its opening) is not of the job that this record tells of,
-    though the ids are the same: ids are unique in a cluster only, and come again. None: it may well be."""
+def not_of_this_job(record: JobRecord, cluster: str, opened: float) -> str | None:
+    """Why a run (its cluster, the epoch seconds of its opening) is not of the job that this record tells of, though the
+    ids are the same: ids are unique in a cluster only, and come again. None: it may well be. Nodes tell nothing: both
+    books were seen with a shrunken list while a job's nodes were given back."""
     if cluster and record.cluster and cluster != record.cluster:
         return f"the run was on cluster {cluster}, the record is of {record.cluster}"
-    elsewhere = sorted(set(nodes) - set(record.nodes))
-    if record.nodes and elsewhere:
-        return f"the run was on {', '.join(elsewhere)}, where the job of the record was not"
     if record.start is not None and opened < record.start - RECYCLED:
         return "the run was opened before the job of the record began"
     if record.end is not None and opened > record.end + RECYCLED:

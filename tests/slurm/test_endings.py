@@ -94,12 +94,11 @@ def test_a_worker_that_ends_with_0_before_the_run_may_end_is_a_failure(jobs: Job
 
 
 def test_a_worker_that_may_finish_is_none(jobs: Jobs) -> None:
+    seen_end = """grep -q '"event":"RankEnded"' $ALLOCD_RUN_DIR/journal.jsonl"""  # not the plan's own text in it
     roles = {
         "worker": role("0,3", SERVE),
         "loader": role(1, sh(touch("up")), may_finish=True),
-        "client": role(
-            2, sh(f"{EVERYBODY_IS_UP}; until grep -q RankEnded $ALLOCD_RUN_DIR/journal.jsonl; do sleep 0.05; done")
-        ),
+        "client": role(2, sh(f"{EVERYBODY_IS_UP}; until {seen_end}; do sleep 0.05; done")),
     }
     run = jobs.start(jobs.plan(roles, coordinator=2), jobs.hold())
     assert run.wait() == 0, str(run)
