@@ -93,6 +93,7 @@ NONCE_LIMIT = 200  # characters
 SPEC_LIMIT = 4 << 20  # characters; more than the kernel takes as arguments and environment
 OUTBOX_LIMIT = 64 << 10  # when the channel is stuck that far, pongs and notes are dropped
 FAREWELL = 120.0  # a finished agent waits that long for bye
+STAND_BACK = 0.01  # from the report of an end to the look for leftovers, see tidy
 LINGER = 0.1  # from the report of a failure to the exit, see leave_soon
 LOST_GRACE, LOST_LIMIT = 1.5, 1.8  # when the channel has ended: to KILL, and to leaving whatever resists it
 KILL_LIMIT = 10.0  # from the first KILL to giving up: another user's process, or one stuck in the kernel
@@ -450,12 +451,16 @@ class Agent:
         if main:
             self.collect(main)
         childless = self.collect(-1)
+        killing = self.give_up in self.due
         if self.state != CLEARING:
+            return
+        if main and not killing:
+            self.hasten(self.tidy, STAND_BACK if self.ordered or self.codes["own"] else 0.0)
             return
         if childless:
             self.look()
-        elif self.give_up in self.due:  # what comes down to us in the middle of the killing: one that forks
-            self.strike(children())  # faster than a listing can follow is caught here
+        elif killing:  # what comes down to us in the middle of it: one that forks faster than a listing can follow
+            self.strike(children())  # is caught here
         if main and self.state == CLEARING:
             self.clear()
 
@@ -483,6 +488,14 @@ class Agent:
         self.told_at = time.monotonic()
         self.codes["own"] = SIGNAL_BASE + killer if killer else code or 0
 
+    def tidy(self) -> None:
+        """See to what the main process has left behind. That reads all of /proc, and comes second unless the end was an
+        unasked success: other ranks are being stopped then, and some may wait for this very processor."""
+        if self.collect(-1):
+            self.look()
+        if self.state == CLEARING:
+            self.clear()
+
     def clear(self) -> None:
         """The main process has left others behind: TERM, unless a stop has told them already, and KILL after the
         grace. Not told is also who was born later, by a handler, or in the same tick: a shell's child has the shell's
@@ -503,7 +516,7 @@ class Agent:
         """Nothing is left. The logs go to the disk by a child's hand: a dead file system must not silence
         us."""
         self.state = FLUSHING
-        for action in (self.kill, self.give_up, self.look):
+        for action in (self.kill, self.give_up, self.look, self.tidy):
             self.due.pop(action, None)
         try:
             self.flusher = fork()
