@@ -503,6 +503,15 @@ def test_a_noted_code_outlives_the_coordinators_zero() -> None:
     assert run.verdict.origin == "native"
 
 
+def test_a_noted_code_is_kept_whatever_a_later_look_sees() -> None:
+    run = Run(marker={"by": "coordinator"}).start()
+    run.take(ev.MarkerRead("empty", note=4))
+    assert (run.state.marker.found, run.state.marker.note) == ("empty", 4)
+    run.end(0, 0)
+    run.read_marker()
+    assert run.failure() == (0, "marker", 4)
+
+
 def test_a_marker_that_says_otherwise_outlives_the_coordinators_zero() -> None:
     run = Run(marker={"by": "coordinator"}).start()
     run.end(0, 0)
@@ -989,6 +998,8 @@ def test_a_suspect_may_turn_out_to_be_provisional() -> None:
     run = Run(marker={"by": "coordinator"}).start()
     run.end(1, 3)
     run.take(ev.AgentSignalled(1, TERM))
+    end = run.rank(1).end
+    assert end is not None and end.outside == TERM
     run.fire("recheck:1")
     assert run.failure() == (1, "exit", 3)
     assert run.state.failures[0].provisional
