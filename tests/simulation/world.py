@@ -1,29 +1,25 @@
 """A world for the machine: steps, agents, a marker file, artifacts and a clock, all simulated.
 
 The world is what really is; the machine only hears of it. Commands change the world at once, as the engine carries
-them out in the turn in which they are asked for. What happens in the world is a *move*; a move of an agent puts lines
-on its channel, and a line is heard when the channel delivers it: in its agent's order, but at any time. So a start can
-cross with a death, and a stop with an end.
+them out in the turn in which they are asked for. What happens in the world is a *move*.
 
 A world may be *kind*: then nothing goes wrong by itself, and what is waited for comes. Only in such a world does a run
 ever succeed, so worlds are kind for a while and then not.
 
-`World.moves()` names everything that may legally happen next, and `World.take` gives an event to the machine, holds
-every law (`laws.py`) against what it answers, and carries out its commands. Nobody sleeps: the clock jumps.
+`World.moves()` names everything that is expected to happen next, `World.disturbances()` what may happen besides, and
+`World.take` gives an event to the machine, holds every law (`laws.py`) against what it answers, and carries out its
+commands. Nobody sleeps: the clock jumps.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from supervisor.core import commands as cmd
 from supervisor.core import events as ev
 from supervisor.core.layout import Layout
-from supervisor.core.plan import Plan, parse_plan
 from supervisor.core.run import step
 from supervisor.core.state import (
     COLLECT_MARGIN,
@@ -34,52 +30,21 @@ from supervisor.core.state import (
     REAP_LIMIT,
     RELEASE_LIMIT,
     SWEEP_LIMIT,
-    TALKING,
-    RankState,
-    RunState,
 )
 from tests.simulation import laws
 from tests.simulation.plans import Pick
-
-Move = Callable[[Pick], None]
-T = TypeVar("T")
-
-SILENT_AFTER: Final = 15.0  # as the engine counts
-LATER: Final = ("now", "now", "later")
+from tests.simulation.steps import Move, Steps
 
 
-@dataclass
-class Step:
-    """One rank's step as it really is. `made`: no, asked, yes, over. `agent`: none, arming, waiting, starting, running,
-    clearing, gone."""
-
-    rank: int
-    agent_on: bool
-    made: str = "no"
-    agent: str = "none"
-    lines: deque[ev.Event] = field(default_factory=deque)
-    ordered: bool = False  # a stop or a kill has arrived, or a signal from outside
-    closed: bool = False  # the channel was closed and srun was signalled
-    leave: int | None = None  # the code of `bye`
-    ended_with: int | None = None
-    mute: bool = False
-    heard_at: float = 0.0
-    sweep: bool = False
-
-
-class World:
+class World(Steps):
     """One run of a random plan."""
 
     def __init__(self, data: dict[str, Any], kind: bool = False, lazy: bool = False) -> None:
-        self.kind = kind
+        super().__init__(data, kind)
         self.lazy = lazy  # no artifact is ever written
-        self.plan: Plan = parse_plan(data, "simulated")
         self.data = data
-        self.now = 1000.0
-        self.state = RunState()
         self.records: list[ev.Record] = []
         self.asked: list[cmd.Command] = []
-        self.steps = [Step(rank, self.plan.role_of(rank).agent == "on") for rank in self.plan.ranks]
         self.file: str | int | None = None  # the marker's place: nothing, empty, garbage, foreign, or a marker's code
         self.noted = 0
         self.told_marker: str | int | None = None
@@ -91,7 +56,7 @@ class World:
         self.looks: list[int] = []
         self.collecting = False
 
-    # --- the machine ---------------------------------------------------------------------------------------------
+    # --- the machine and the clock -----------------------------------------------------------------------------------
 
     def open(self) -> None:
         """The run begins: the first record."""
@@ -104,10 +69,6 @@ class World:
         assert self.state.opened is not None
         return Layout(self.plan, "1", "1", "/run", tuple(self.state.opened.nodes), "nonce")
 
-    @property
-    def over(self) -> bool:
-        return self.state.phase == "ended"
-
     def take(self, event: ev.Event) -> None:
         """An event enters the machine; its answer is held against the laws and carried out."""
         record = ev.Record(self.state.seq + 1, self.now, "2026-01-01T00:00:00.000Z", event)
@@ -118,12 +79,6 @@ class World:
         laws.hold(self, laws.Turn(before, record, self.state, commands))
         for command in commands:
             CARRY_OUT[type(command)](self, command)
-
-    # --- the clock -----------------------------------------------------------------------------------------------
-
-    @property
-    def next_due(self) -> float:
-        return min(self.state.deadlines.values(), default=float("inf"))
 
     def pass_time(self, seconds: float) -> None:
         """Time passes, at most to the next deadline, which is fired."""
@@ -142,128 +97,7 @@ class World:
         """What may happen next, by name; empty when the run is over. Each of these happens finitely often."""
         if self.over:
             return {}
-        found: dict[str, Move] = {}
-        for place in self.steps:
-            found |= {f"{name} {place.rank}": move for name, move in self._step_moves(place).items()}
-        return found | self._file_moves() | self._artifact_moves()
-
-    def _step_moves(self, place: Step) -> dict[str, Move]:
-        found: dict[str, Move] = {}
-        if place.made == "asked":
-            found["spawn"] = lambda _: self._spawn(place)
-            if not self.kind:
-                found["refuse"] = lambda _: self._refuse(place)
-        if place.lines:
-            found["deliver"] = lambda _: self._deliver(place)
-        if place.made == "yes":
-            found |= self._agent_moves(place) if place.agent_on else {}
-            dismissed = place.leave is not None and not place.mute
-            if place.closed or dismissed or (not place.agent_on and self._may_end(place)):
-                found["leave"] = lambda pick: self._leave(place, pick)
-        if place.sweep and self.machine(place).phase == "sweeping":
-            found["swept"] = lambda pick: self._swept(place, pick)
-        return found
-
-    def machine(self, place: Step) -> RankState:
-        """What the machine believes of it."""
-        return self.state.ranks[place.rank]
-
-    def _agent_moves(self, place: Step) -> dict[str, Move]:
-        if place.mute:
-            return {}
-        acts: dict[str, Move] = {}
-        match place.agent:
-            case "arming":
-                acts["hello"] = lambda pick: self._hello(place, pick)
-            case "starting":
-                acts["exec"] = lambda pick: self._exec(place, pick)
-            case "running":
-                if self._may_end(place):
-                    acts["end"] = lambda pick: self._end(place, pick)
-                if place.ordered and not self.kind:
-                    acts["give up"] = lambda pick: self._gone(place, pick, left=1)
-            case "clearing":
-                acts["clear"] = lambda pick: self._gone(place, pick)
-        return acts
-
-    def _may_end(self, place: Step) -> bool:
-        """In a kind world a worker ends when it is told to."""
-        role = self.plan.role_of(place.rank)
-        return not self.kind or place.ordered or place.rank == self.plan.coordinator or role.may_finish
-
-    def _often(self, pick: Pick, usual: T, *other: T) -> T:
-        """The usual, mostly; in a kind world always."""
-        return usual if self.kind else pick((usual, usual, usual, *other))
-
-    def _spawn(self, place: Step) -> None:
-        place.made = "yes"
-        place.agent = "arming" if place.agent_on else "none"
-        place.heard_at = self.now
-        self.take(ev.StepSpawned(place.rank, 100 + place.rank, f"step-{place.rank}"))
-
-    def _refuse(self, place: Step) -> None:
-        place.made = "over"
-        self.take(ev.StepRefused(place.rank, "no srun"))
-
-    def _say(self, place: Step, pick: Pick | None, *lines: ev.Event) -> None:
-        """Lines go on the channel, and are heard now or later."""
-        place.lines += lines
-        if pick is None or pick(LATER) == "now":
-            while place.lines:
-                self._deliver(place)
-
-    def _deliver(self, place: Step) -> None:
-        line = place.lines.popleft()
-        if self.over:
-            return
-        if isinstance(line, ev.StepEnded):
-            place.made = "over"
-        else:
-            place.heard_at = self.now
-            if self.machine(place).silent and self.machine(place).phase in TALKING:
-                self.take(ev.RankHeard(place.rank))
-        self.take(line)
-
-    def _hello(self, place: Step, pick: Pick) -> None:
-        place.agent = "waiting"
-        self._say(place, pick, ev.Hello(place.rank, f"n{place.rank}", 7, f"n{place.rank}", f"1.{place.rank}", "3.11"))
-        if place.closed:
-            self._gone(place, pick)
-
-    def _exec(self, place: Step, pick: Pick) -> None:
-        if self._often(pick, True, False):
-            place.agent = "running"
-            self._say(place, pick, ev.RankStarted(place.rank, 8))
-        else:
-            place.agent = "clearing"
-            self._say(place, pick, ev.RankRefused(place.rank, "exec", pick((2, 13)), "refused"))
-
-    def _end(self, place: Step, pick: Pick) -> None:
-        usual = (None, 15) if place.ordered else (0, None)
-        code, signal = self._often(pick, usual, (0, None), (3, None), (None, 15), (None, 9), (143, None), (None, 11))
-        place.agent = "clearing"
-        place.ended_with = 128 + signal if signal else code
-        self._say(place, pick, ev.RankEnded(place.rank, code, signal))
-
-    def _gone(self, place: Step, pick: Pick | None, left: int = 0) -> None:
-        place.agent = "gone"
-        self._say(place, pick, ev.TreeGone(place.rank, 0 if pick is None else pick((0, 1)), left))
-
-    def _leave(self, place: Step, pick: Pick) -> None:
-        """srun ends: after `bye`, after the channel was closed, or by itself where there is no agent."""
-        if place.agent_on and place.leave is not None and not place.closed:
-            self._vanish(place, pick, self._often(pick, place.leave, 1))
-        else:
-            self._vanish(place, pick, self._often(pick, 0, 3, 143, 137, -9, 255))
-
-    def _vanish(self, place: Step, pick: Pick, code: int) -> None:
-        place.made, place.agent = "ending", "none"
-        self._say(place, pick, ev.StepEnded(place.rank, code, pick(("", "srun: error: words"))))
-
-    def _swept(self, place: Step, pick: Pick) -> None:
-        place.sweep = False
-        left = self._often(pick, 0, 1, -1)
-        self.take(ev.Swept(place.rank, pick((0, 2)), left, "no answer" if left < 0 else ""))
+        return self.step_moves() | self._file_moves() | self._artifact_moves()
 
     # --- the marker ----------------------------------------------------------------------------------------------
 
@@ -355,22 +189,13 @@ class World:
         if self.over:
             return {}
         found: dict[str, Move] = {
+            **self.step_disturbances(),
             "note": lambda _: self.take(ev.Noted("foreign output", 0)),
             "fault": lambda _: self.take(ev.EngineFault("a bug")),
             "time limit": lambda pick: self.take(ev.TimeLimitKnown(self.now + pick((1000.0, 200.0, 5.0)), "later")),
             "stop": lambda pick: self.take(ev.StopRequested(pick(("TERM", "INT", "USR1", "HUP")))),
             "garbage": self._litter,
         }
-        for place in self.steps:
-            if place.made == "yes":
-                found[f"vanish {place.rank}"] = partial(self._die, place)
-            if place.agent not in ("none", "arming", "gone") and not place.mute:
-                found[f"signal {place.rank}"] = partial(self._signal, place)
-                found[f"mute {place.rank}"] = partial(self._mute, place)
-            if place.mute:
-                found[f"unmute {place.rank}"] = partial(self._unmute, place)
-                if self.falls_silent_at(place) <= self.next_due:
-                    found[f"silence {place.rank}"] = partial(self.fall_silent, place)
         coordinator = self.plan.coordinator
         if coordinator is None or self.steps[coordinator].agent == "running":
             found["script publishes"] = self._script_publishes
@@ -391,64 +216,7 @@ class World:
     def _script_notes(self, pick: Pick) -> None:
         self.noted = self.noted or pick((4, 6))
 
-    def _signal(self, place: Step, pick: Pick) -> None:
-        number = pick((15, 10, 1))
-        lines: list[ev.Event] = [ev.AgentSignalled(place.rank, number)]
-        if number != 10:
-            place.ordered = True
-            if place.agent == "waiting":
-                place.agent = "gone"
-                lines.append(ev.TreeGone(place.rank, 0))
-        self._say(place, pick, *lines)
-
-    def _die(self, place: Step, pick: Pick) -> None:
-        self._vanish(place, pick, pick((1, 0, -9, 143)))
-
-    def _mute(self, place: Step, _: Pick | None = None) -> None:
-        place.mute, place.heard_at = True, self.now
-
-    def _unmute(self, place: Step, _: Pick) -> None:
-        place.mute = False
-
-    def falls_silent_at(self, place: Step) -> float:
-        """When the engine says so of a mute agent; never, when it has or when nothing is asked of that agent."""
-        rank = self.machine(place)
-        asked = place.agent_on and place.made in ("yes", "ending") and rank.phase in TALKING and not rank.silent
-        return place.heard_at + SILENT_AFTER if place.mute and asked else float("inf")
-
-    def fall_silent(self, place: Step, _: Pick | None = None) -> None:
-        self.now = max(self.now, self.falls_silent_at(place))
-        self.take(ev.RankSilent(place.rank, self.now - place.heard_at))
-
     # --- carrying out commands -----------------------------------------------------------------------------------
-
-    def _start_step(self, command: cmd.StartStep) -> None:
-        self.steps[command.rank].made = "asked"
-
-    def _start_rank(self, command: cmd.StartRank) -> None:
-        place = self.steps[command.rank]
-        if place.agent == "waiting":
-            place.agent = "starting"
-
-    def _stop(self, command: cmd.StopRank | cmd.KillRank) -> None:
-        place = self.steps[command.rank]
-        place.ordered = True
-        if place.agent == "waiting":
-            place.agent = "gone"
-            place.lines.append(ev.TreeGone(place.rank, 0))
-
-    def _kill_step(self, command: cmd.KillStep) -> None:
-        place = self.steps[command.rank]
-        place.closed = place.ordered = True
-        if place.agent == "waiting":
-            place.agent = "gone"
-            place.lines.append(ev.TreeGone(place.rank, 0))
-
-    def _release(self, command: cmd.ReleaseStep) -> None:
-        self.steps[command.rank].leave = command.exit
-
-    def _sweep(self, command: cmd.Sweep) -> None:
-        self.steps[command.rank].sweep = True
 
     def _collect(self, _: cmd.Collect) -> None:
         self.collecting = True
@@ -478,7 +246,7 @@ class World:
         limit = self.now + self._all_limits()
         for place in self.steps:
             if not place.mute:
-                self._mute(place)
+                self.mute(place)
         while not self.over:
             place = min(self.steps, key=self.falls_silent_at)
             if self.falls_silent_at(place) < self.next_due:
@@ -508,13 +276,13 @@ class World:
 
 
 CARRY_OUT: Final[dict[type[cmd.Command], Callable[[World, Any], None]]] = {
-    cmd.StartStep: World._start_step,
-    cmd.StartRank: World._start_rank,
-    cmd.StopRank: World._stop,
-    cmd.KillRank: World._stop,
-    cmd.ReleaseStep: World._release,
-    cmd.KillStep: World._kill_step,
-    cmd.Sweep: World._sweep,
+    cmd.StartStep: World.start_step,
+    cmd.StartRank: World.start_rank,
+    cmd.StopRank: World.stop,
+    cmd.KillRank: World.stop,
+    cmd.ReleaseStep: World.release,
+    cmd.KillStep: World.kill_step,
+    cmd.Sweep: World.sweep,
     cmd.ReadMarker: lambda world, command: world.reads.append(command.asked),
     cmd.PublishMarker: World._publish,
     cmd.CheckArtifacts: lambda world, command: world.looks.append(command.asked),

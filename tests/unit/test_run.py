@@ -494,6 +494,19 @@ def test_a_slow_journal_is_no_slow_marker() -> None:
     assert run.state.deadlines["marker"] - run.now == 30 + 10
 
 
+def test_the_coordinators_step_ends_with_its_own_code_and_a_worker_whose_work_was_done_with_the_markers() -> None:
+    run = Run(artifacts=[RESULT]).start()
+    run.complete()
+    run.end(1, 9)  # a second look
+    run.see()
+    run.take(ev.TreeGone(1, 0))
+    assert run.commands == [cmd.ReleaseStep(1, 0)]
+    run = Run(artifacts=[RESULT]).start()
+    run.complete()
+    run.take(ev.StopRequested("TERM"), ev.TreeGone(0, 0))
+    assert cmd.ReleaseStep(0, 0) in run.commands
+
+
 def test_a_noted_code_outlives_the_coordinators_zero() -> None:
     run = Run().start()
     run.end(0, 0)
