@@ -2,7 +2,7 @@
 # installed. The tests on a real Slurm cluster need Debian's packages besides; .ci/run installs those.
 #
 #   make test    all tests, after ruff and mypy     ARGS="-k marker -x" goes to pytest
-#   make quick   the tests that take milliseconds
+#   make quick   the tests that need no cluster and no waiting
 #   make lint    ruff and mypy alone
 #   make demo    a run that succeeds, and one whose worker dies, both without Slurm
 #   make bench   how fast it is on this machine
