@@ -534,6 +534,7 @@ def test_a_wait_ends_with_the_marker(path: Path) -> None:
     assert (waited.outcome, waited.code, waited.marker) == ("marker", 3, Marker(3, "7"))
 
 
+@pytest.mark.slow
 def test_a_wait_sees_a_directory_that_comes_later(path: Path) -> None:
     late = path.parent / "later" / "m"
 
@@ -546,6 +547,7 @@ def test_a_wait_sees_a_directory_that_comes_later(path: Path) -> None:
     writer.join()
 
 
+@pytest.mark.slow
 def test_a_wait_goes_on_without_hints(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_self: Inotify) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
@@ -567,6 +569,7 @@ def pidfd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(os, "pidfd_open", refused)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pidfd")
 def test_a_wait_gives_up_after_the_process(path: Path) -> None:
     """A process that ended counts as gone, whether or not its parent has waited for it."""

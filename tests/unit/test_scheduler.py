@@ -125,6 +125,7 @@ def dies(pid_file: Path) -> bool:
         os.close(descriptor)
 
 
+@pytest.mark.slow
 async def test_a_silent_command_is_killed_at_its_deadline(tmp_path: Path, script: Script) -> None:
     script("sacct", f'echo $$ >"{tmp_path}/pid"; echo 7 begun; exec sleep 1000')
     answer = await client(tmp_path, deadline=0.5).sacct("7")
@@ -132,6 +133,7 @@ async def test_a_silent_command_is_killed_at_its_deadline(tmp_path: Path, script
     assert gone(tmp_path / "pid")
 
 
+@pytest.mark.slow
 async def test_a_wrapper_dies_with_what_it_wraps(tmp_path: Path, script: Script) -> None:
     script("sacct", f'sleep 1000 & echo $! >"{tmp_path}/pid"; wait')
     answer = await client(tmp_path, deadline=0.5).sacct("7")

@@ -94,9 +94,9 @@ async def test_an_engine_that_stood_still_takes_nobody_for_silent(
 ) -> None:
     """SIGSTOP, a suspended job, a frozen machine: nobody was asked meanwhile."""
     monkeypatch.setattr(module, "PING_EVERY", 0.05)
-    monkeypatch.setattr(module, "SILENT_AFTER", 0.5)
+    monkeypatch.setattr(module, "SILENT_AFTER", 0.25)
     posted: list[ev.Event] = []
-    assert await pinged(steps_of(tmp_path, posted), posted, stopped=0.8) == []
+    assert await pinged(steps_of(tmp_path, posted), posted, stopped=0.4) == []
 
 
 async def test_processes_start_where_no_file_system_can_hold_the_loop(
