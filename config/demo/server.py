@@ -44,7 +44,7 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException:  # whatever it is, nothing half-written stays
         os.unlink(temporary)
         raise
 

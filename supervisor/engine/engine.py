@@ -17,8 +17,8 @@ command to its agent; no task is cancelled for it.
 from __future__ import annotations
 
 import asyncio
-import datetime
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from importlib import import_module
@@ -31,6 +31,7 @@ from supervisor.core.marker import Foreign, Garbage, Marker, NotYet, explain
 from supervisor.core.run import IllegalEvent, step
 from supervisor.core.state import RunState
 from supervisor.engine import markers
+from supervisor.engine.clock import utc
 from supervisor.engine.collect import collect
 from supervisor.engine.journal import Journal
 from supervisor.engine.looker import Looker, contract_root, marker_event
@@ -160,8 +161,8 @@ class Engine:
 
     def _take(self, event: ev.Event) -> None:
         now = self._loop.time()
-        utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        record = ev.Record(self.state.seq + 1, now, utc, event)
+        moment = utc(time.time())
+        record = ev.Record(self.state.seq + 1, now, moment, event)
         try:
             self.state, commands = step(self.state, record)
         except Exception as error:  # noqa: BLE001 - IllegalEvent, or the machine itself broke: nothing has changed
@@ -171,7 +172,7 @@ class Engine:
             if type(command) not in cmd.DURABLE:
                 self._carry_out(command)
         self.records.append(record)
-        envelope = {"seq": record.seq, "utc": utc, "at": now}
+        envelope = {"seq": record.seq, "utc": moment, "at": now}
         self._journal.append({**envelope, **ev.encode(event)})
         for command in commands:
             self._journal.append({**envelope, **cmd.encode(command)})
@@ -329,7 +330,7 @@ class Engine:
             rank=self.layout.plan.coordinator,
             host=self._opening.host,
             by=command.by,
-            at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            at=utc(time.time()),
         )
 
         async def publish() -> None:

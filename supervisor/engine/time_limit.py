@@ -4,13 +4,13 @@ more when it seems to have come, for a limit can be changed under way."""
 from __future__ import annotations
 
 import asyncio
-import datetime
 import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from supervisor.core import events as ev
 from supervisor.core.state import RunState
+from supervisor.engine.clock import utc
 
 REREAD_SOONEST: Final = 30.0  # seconds between two readings of the job's end time, at least
 
@@ -51,5 +51,4 @@ class TimeLimit:
         known = self._state().end_at
         if known is not None and abs(known - end_at) < 1.0:
             return
-        utc = datetime.datetime.fromtimestamp(end, datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        self._post(ev.TimeLimitKnown(end_at, utc))
+        self._post(ev.TimeLimitKnown(end_at, utc(end, "seconds")))
