@@ -175,7 +175,8 @@ class Scene:
         return f"; in the log:\n{self.log.read_text(errors='replace')[-3000:] if self.log.exists() else ''}"
 
     def close(self) -> None:
-        """End what still runs: in order, for an engine takes its ranks with it."""
+        """End what still runs: in order, for an engine takes its ranks with it. Today's launchers leave theirs behind:
+        each process leads a group of its own, and what is left of that is killed."""
         for process in self._processes:
             with process:
                 if process.poll() is None:
@@ -183,6 +184,8 @@ class Scene:
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(10)
                     process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         os.close(self._talk)
         os.close(self._gate)
 
