@@ -10,11 +10,12 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from supervisor.cli.runs import NoSuchRun, find_run, refuse
-from supervisor.cli.saved import Document, Unreadable, run_document
+from supervisor.cli.output import refuse
 from supervisor.cli.status import how
 from supervisor.core import codes
 from supervisor.core.text import printable
+from supervisor.runs.registry import NoSuchRun, find_run
+from supervisor.runs.saved import Document, Unreadable, run_document
 
 TAIL_LINES: Final = 10
 TAIL_COLUMNS: Final = 300

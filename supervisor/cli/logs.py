@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Final
 
-from supervisor.cli.runs import NoSuchRun, find_run, refuse
-from supervisor.cli.saved import Unreadable, run_is_over
+from supervisor.cli.output import refuse
 from supervisor.core import codes
+from supervisor.runs.registry import NoSuchRun, find_run
+from supervisor.runs.saved import Unreadable, run_is_over
 
 BLOCK: Final = 256 * 1024
 LONG: Final = 1024 * 1024  # bytes: a line that is longer is printed in pieces

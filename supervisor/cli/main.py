@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Final, NoReturn
 
-from supervisor.cli.runs import complain, flush_stdout, sentence
+from supervisor.cli.output import complain, flush_stdout, sentence
 from supervisor.core import codes
 
 VERBS: Final[dict[str, str]] = {

@@ -6,8 +6,9 @@ import argparse
 import os
 import sys
 
-from supervisor.cli.runs import NoSuchRun, find_run, refuse
+from supervisor.cli.output import refuse
 from supervisor.core import codes
+from supervisor.runs.registry import NoSuchRun, find_run
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

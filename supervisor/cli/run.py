@@ -12,8 +12,9 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from supervisor.cli.runs import refuse, register, sentence, tell
+from supervisor.cli.output import refuse, sentence, tell
 from supervisor.core import codes
+from supervisor.runs.registry import register
 
 if TYPE_CHECKING:
     from supervisor.core.layout import Layout
@@ -135,6 +136,7 @@ def _drive(
 ) -> int:
     import tomllib
 
+    from supervisor import versions
     from supervisor.cli.live import Printer, reporter
     from supervisor.core import events as ev
     from supervisor.engine.session import drive
@@ -191,14 +193,6 @@ def _verdict(run_id: str, outcome: Outcome) -> str:
     saved = "; not everything could be saved" if outcome.trouble else ""
     summary = f"{verdict['outcome']}{observed}: {verdict['summary']}{saved}"
     return f"{run_id}: {summary} [exit {verdict['code']}, origin {verdict['origin']}]"
-
-
-def versions() -> dict[str, str]:
-    """What the receipt says of the software."""
-    from supervisor import __version__
-
-    python = ".".join(map(str, sys.version_info[:3]))
-    return {"allocd": __version__, "python": python, "system": os.uname().release}
 
 
 def _not_the_batch_process() -> tuple[str, ...]:

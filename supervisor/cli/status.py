@@ -6,9 +6,10 @@ import argparse
 import json
 from typing import Any
 
-from supervisor.cli.runs import NoSuchRun, find_run, refuse
-from supervisor.cli.saved import Document, Unreadable, run_document
+from supervisor.cli.output import refuse
 from supervisor.core import codes
+from supervisor.runs.registry import NoSuchRun, find_run
+from supervisor.runs.saved import Document, Unreadable, run_document
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -3,10 +3,6 @@ file.
 
 A job without a run of ours is judged by Slurm's record alone. A receipt that is sealed already is not sealed again:
 terminal evidence is immutable, and its verdict is what this verb answers, whether Slurm can be asked or not.
-
-Nothing is sealed while something may still change it: while Slurm's records do not decide, while the run's engine lives
-(a batch script that did not exec its engine can end before it), or when the run is of an earlier attempt than the
-record (a requeued job keeps its id, and can end before its engine starts again).
 """
 
 from __future__ import annotations
@@ -18,22 +14,21 @@ import json
 import math
 import os
 import shutil
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from supervisor.cli.runs import JOURNAL, NoSuchRun, attempt_of, complain, find_run, refuse, runs_of_job, sentence, tell
-from supervisor.cli.saved import Document, Unreadable, fold_document, read_receipt
+from supervisor.cli.output import complain, refuse, sentence, tell
 from supervisor.core import codes
+from supervisor.runs.registry import NoSuchRun, find_run, runs_of_job
+from supervisor.runs.saved import Document, Unreadable, fold_document, read_receipt
 
 if TYPE_CHECKING:
     from supervisor.core.truth import Truth
+    from supervisor.runs.sealing import Sealed
 
 PATIENCE: Final = 30.0
 """Seconds that a doubt (accounting late, controller away, an engine that still writes) is examined before it is the
 answer."""
-
-RECEIPT_POLL: Final = 0.2  # seconds
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -63,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if args.replay:
         return _replay(args.replay, args.json)
     try:
-        documents, trouble = _documents(args)
+        sealed = _sealed(args)
     except NoSuchRun as error:
         return refuse(args, error, codes.UNREACHABLE)
     except (Unreadable, ValueError) as error:
@@ -72,25 +67,27 @@ def run(args: argparse.Namespace) -> int:
         return refuse(args, sentence(error), codes.UNVERIFIABLE)
     except KeyboardInterrupt:
         return refuse(args, "interrupted; that ends this wait alone: the job goes on", codes.INTERRUPTED)
-    _print(documents, args.json)
-    for text in trouble:
+    _print(sealed.documents, args.json)
+    for text in sealed.trouble:
         complain(text)
-    code = next((int(d["verdict"]["code"]) for d in documents if d["verdict"]["code"]), codes.OK)
-    return code or (codes.FAULT if trouble else codes.OK)
+    code = next((int(d["verdict"]["code"]) for d in sealed.documents if d["verdict"]["code"]), codes.OK)
+    return code or (codes.FAULT if sealed.trouble else codes.OK)
 
 
-def _documents(args: argparse.Namespace) -> tuple[list[Document], list[str]]:
+def _sealed(args: argparse.Namespace) -> Sealed:
     """The sealed document of each run of the job (or of the job alone), and what could not be saved."""
+    from supervisor.runs.sealing import Sealed, seal_runs, write_outcomes
+
     jobid, run_dirs = _target(args)
     if not jobid[0].isdecimal():
-        return [read_receipt(run_dir, "receipt.run.json") or fold_document(run_dir) for run_dir in run_dirs], []
+        return Sealed([read_receipt(run_dir, "receipt.run.json") or fold_document(run_dir) for run_dir in run_dirs])
     sealed = [document for run_dir in run_dirs if (document := read_receipt(run_dir, "receipt.json"))]
     if run_dirs and len(sealed) == len(run_dirs) and not _came_again(args, jobid, run_dirs):
-        return sealed, _write_outcome(run_dirs, jobid, sealed[0])
+        return Sealed(sealed, write_outcomes(run_dirs, jobid, sealed[0]))
     truth = _ask(args, jobid, args.patience)
     if not run_dirs and truth.record is not None:
         run_dirs = runs_of_job(truth.record.jobid)  # 12_3 is a job with an id of its own
-    return _seal_all(run_dirs, jobid, truth, args.patience)
+    return seal_runs(run_dirs, jobid, truth, args.patience)
 
 
 # --- which job, which runs -----------------------------------------------------------------------------------------
@@ -99,6 +96,7 @@ def _documents(args: argparse.Namespace) -> tuple[list[Document], list[str]]:
 def _target(args: argparse.Namespace) -> tuple[str, list[str]]:
     """The job's id (or a local run's), and the directories of the runs of its last attempt. Raises NoSuchRun."""
     from supervisor.core.slurm import parse_job_id
+    from supervisor.runs.sealing import job_of
 
     name = args.run or args.job or os.environ.get("SLURM_JOB_ID")
     if not name:
@@ -111,43 +109,7 @@ def _target(args: argparse.Namespace) -> tuple[str, list[str]]:
         else:
             return jobid, runs_of_job(jobid)
     run_dir = find_run(name)
-    return _job_of(run_dir), [run_dir]
-
-
-def _job_of(run_dir: str) -> str:
-    jobid = _opening(run_dir).get("jobid")
-    if not isinstance(jobid, str) or not jobid:
-        raise Unreadable(f"{os.path.join(run_dir, JOURNAL)} names no job")
-    return jobid
-
-
-def _opening(run_dir: str) -> Document:
-    """The first line of a run's journal. Raises Unreadable."""
-    path = os.path.join(run_dir, JOURNAL)
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            opening = json.loads(file.readline())
-        if opening["event"] != "RunOpened":
-            raise ValueError(opening["event"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Unreadable(f"{path} does not begin with the opening of a run") from error
-    return dict(opening)
-
-
-def _stranger(run_dir: str, truth: Truth) -> str | None:
-    """Why a run that bears the job's id is not of the job that Slurm's record tells of."""
-    from datetime import datetime
-
-    from supervisor.core.truth import not_of_this_job
-
-    if truth.record is None:
-        return None
-    opening = _opening(run_dir)
-    try:
-        opened = datetime.fromisoformat(opening["utc"]).timestamp()
-        return not_of_this_job(truth.record, str(opening.get("cluster") or ""), opened)
-    except (KeyError, TypeError, ValueError) as error:
-        raise Unreadable(f"{run_dir}: its opening cannot be read: {error!r}") from error
+    return job_of(run_dir), [run_dir]
 
 
 # --- Slurm ---------------------------------------------------------------------------------------------------------
@@ -156,10 +118,12 @@ def _stranger(run_dir: str, truth: Truth) -> str | None:
 def _came_again(args: argparse.Namespace, jobid: str, run_dirs: list[str]) -> bool:
     """Whether Slurm knows the id as another job's than that of the sealed runs: ids come again. Slurm need not answer:
     what is sealed stands."""
+    from supervisor.runs.sealing import stranger
+
     if args.run or os.sep in (args.job or ""):
         return False  # that very run was asked for
     truth = _ask(args, jobid, 0.0)
-    return truth.record is not None and all(_stranger(run_dir, truth) for run_dir in run_dirs)
+    return truth.record is not None and all(stranger(run_dir, truth) for run_dir in run_dirs)
 
 
 def _ask(args: argparse.Namespace, jobid: str, patience: float) -> Truth:
@@ -170,107 +134,6 @@ def _ask(args: argparse.Namespace, jobid: str, patience: float) -> Truth:
     anything = shutil.which("sacct") or shutil.which("scontrol")
     patience = patience if anything else 0.0
     return asyncio.run(verify_job(SlurmClient(), jobid, args.wait, patience, limit=args.timeout))
-
-
-def _restarts(truth: Truth) -> int | None:
-    """How often the job had been requeued when it ended, as far as Slurm's answers tell."""
-    told = [answer.record.restarts for answer in truth.answers if answer.record and answer.record.restarts is not None]
-    rows = [answer.incarnations - 1 for answer in truth.answers if answer.source == "sacct" and answer.incarnations]
-    return told[-1] if told else rows[-1] if rows else None
-
-
-# --- sealing -------------------------------------------------------------------------------------------------------
-
-
-def _seal_all(run_dirs: list[str], jobid: str, truth: Truth, patience: float) -> tuple[list[Document], list[str]]:
-    restarts = _restarts(truth) or 0
-    strangers = {run_dir: why for run_dir in run_dirs if (why := _stranger(run_dir, truth))}
-    run_dirs = [run_dir for run_dir in run_dirs if run_dir not in strangers]
-    ours = [run_dir for run_dir in run_dirs if attempt_of(os.path.basename(run_dir)) >= restarts]
-    trouble: list[str] = []
-    documents = [_seal(run_dir, truth, patience, trouble) for run_dir in ours] or [_document(None, None, truth)]
-    for run_dir, why in strangers.items():
-        documents[0]["disagreements"].append(f"{run_dir} is a run of another job with the same id: {why}")
-    if len(ours) < len(run_dirs):
-        documents[0]["disagreements"].append(
-            f"the job was requeued {restarts} times, and its last attempt left no run: the runs that are there "
-            f"({', '.join(map(os.path.basename, run_dirs))}) are of earlier attempts and tell nothing about this end"
-        )
-    return documents, trouble + _write_outcome(ours, jobid, documents[0])
-
-
-def _seal(run_dir: str, truth: Truth, patience: float, trouble: list[str]) -> Document:
-    """The sealed receipt of a run, made only when Slurm's records decide and the engine has said its last word, and
-    only the first time. What could not be saved is appended to `trouble`."""
-    from supervisor.engine.receipts import seal
-
-    saved = read_receipt(run_dir, "receipt.json")
-    if saved is not None:
-        return saved
-    run, digest, last_word = _last_word(run_dir, patience if truth.settled else 0.0)
-    document = _document(run, digest, truth)
-    if not last_word:
-        verdict = document["verdict"]
-        text = f"the engine of run {run['run_id']} still lives: ask again when it has ended"
-        because = [text, *verdict["because"]]
-        document["verdict"] = {**_doubtful(verdict), "summary": text, "because": because}
-        return document
-    try:
-        if truth.settled and not seal(run_dir, document):
-            return read_receipt(run_dir, "receipt.json") or document
-    except OSError as error:
-        trouble.append(f"the receipt could not be sealed in {run_dir}: {error.strerror or error}")
-    return document
-
-
-def _doubtful(verdict: Document) -> Document:
-    return {
-        **verdict,
-        "outcome": "unverifiable",
-        "code": codes.UNVERIFIABLE,
-        "origin": "allocd",
-        "reason": "unverifiable",
-        "final": False,
-    }
-
-
-def _last_word(run_dir: str, patience: float) -> tuple[Document, str | None, bool]:
-    """What the engine left: its receipt with the sha256, or else the fold of its journal, and whether that is its last
-    word. A living engine's receipt is waited for, at most `patience` seconds."""
-    from supervisor.engine.receipts import read_run_receipt
-
-    begun = time.monotonic()
-    while True:
-        os.listdir(run_dir)  # makes a network client ask its server before it believes that a name is missing
-        if found := read_run_receipt(run_dir):
-            return *found, True
-        folded = fold_document(run_dir)
-        waited = time.monotonic() - begun
-        if folded["alive"] is False or waited >= patience:
-            lost = folded["alive"] is not True
-            return {**folded, "engine_lost": lost}, None, lost
-        time.sleep(RECEIPT_POLL)
-
-
-def _document(run: Document | None, digest: str | None, truth: Truth) -> Document:
-    from supervisor.cli.run import versions
-    from supervisor.core.receipt import sealed_receipt
-
-    return sealed_receipt(run, digest, truth, versions=versions())
-
-
-def _write_outcome(run_dirs: list[str], jobid: str, document: Document) -> list[str]:
-    """The outcome file beside each run and where a CI job looks for it. Returns what could not be written."""
-    from supervisor.engine.receipts import write_outcome
-
-    trouble = []
-    for directory in (*run_dirs, os.environ.get("GITHUB_WORKSPACE") or "."):
-        try:
-            write_outcome([directory], jobid, document["slurm"]["outcome_line"])
-        except OSError as error:
-            what = error.strerror or error
-            trouble.append(f"the outcome file could not be written in {os.path.abspath(directory)}: {what}")
-    return trouble
 
 
 # --- what is printed -----------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The house's two laws, read from the sources: the core touches nothing, and imports go one way.
 
-cli, service -> engine -> launch, watch, scheduler, hosts -> core;   contracts -> core;   agent stands alone
+cli, service -> runs -> engine -> launch, watch, scheduler, hosts -> core;   contracts -> core;   agent stands alone
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REACHING = {"open", "input", "print", "exec", "eval", "compile", "__import__", "
 CLOCKS = {"now", "utcnow", "today", "monotonic", "perf_counter", "time_ns"}
 
 ANYTHING = frozenset(
-    {"agent", "cli", "contracts", "core", "engine", "hosts", "launch", "scheduler", "service", "watch"}
+    {"agent", "cli", "contracts", "core", "engine", "hosts", "launch", "runs", "scheduler", "service", "watch"}
 )
 ARROWS: dict[str, frozenset[str]] = {
     "core": frozenset(),
@@ -55,6 +55,7 @@ ARROWS: dict[str, frozenset[str]] = {
     "scheduler": frozenset({"core", "hosts"}),
     "launch": frozenset({"core", "hosts", "scheduler", "agent"}),  # a step is signalled through Slurm's client
     "engine": frozenset({"core", "contracts", "agent", "launch", "watch", "scheduler", "hosts"}),
+    "runs": frozenset({"core", "engine"}),
     "service": ANYTHING - {"cli", "service"},
     "cli": ANYTHING - {"cli"},
 }

@@ -11,7 +11,7 @@ import os
 import socket
 from typing import Any
 
-from supervisor.cli.runs import JOURNAL
+from supervisor.runs.registry import JOURNAL
 
 Document = dict[str, Any]
 

@@ -8,13 +8,9 @@ them all.
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import zlib
 from contextlib import suppress
-
-from supervisor.core import codes
 
 JOURNAL = "journal.jsonl"
 
@@ -81,47 +77,3 @@ def attempt_of(run_id: str) -> int:
     """How often the job had been requeued when this run began."""
     part = next((part for part in run_id.split(".")[1:] if part.startswith("r")), "r0")
     return int(part[1:]) if part[1:].isdecimal() else 0
-
-
-def complain(text: object) -> None:
-    """A sentence on stderr, if anybody reads there."""
-    with suppress(OSError):
-        print(f"allocctl: {text}", file=sys.stderr)
-
-
-def refuse(args: argparse.Namespace, error: object, code: int) -> int:
-    """Say why a verb cannot do what was asked, as a document too where one was asked for. Returns the exit code."""
-    complain(error)
-    if args.json:
-        import json
-
-        tell(json.dumps({"schema_version": 1, "error": str(error), "exit": code}, ensure_ascii=False))
-    return code
-
-
-def tell(text: str) -> None:
-    """A line on stdout. That it cannot be written changes no exit code."""
-    with suppress(OSError):  # flush_stdout finds it again
-        print(text)
-    flush_stdout(codes.OK)
-
-
-def flush_stdout(code: int) -> int:
-    """Write what is left; a success is none when that fails. From then on nothing goes there, so that Python's own last
-    flush does not fail as well."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-        if not isinstance(error, BrokenPipeError):
-            complain(f"stdout: {sentence(error)}")
-        return code or codes.FAILED
-    return code
-
-
-def sentence(error: OSError) -> str:
-    """What went wrong with which file."""
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or str(error) or type(error).__name__}"

@@ -1,0 +1,54 @@
+"""What the verbs print: answers on stdout, sentences for people on stderr, and a failed write that is no success."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from contextlib import suppress
+
+from supervisor.core import codes
+
+
+def complain(text: object) -> None:
+    """A sentence on stderr, if anybody reads there."""
+    with suppress(OSError):
+        print(f"allocctl: {text}", file=sys.stderr)
+
+
+def refuse(args: argparse.Namespace, error: object, code: int) -> int:
+    """Say why a verb cannot do what was asked, as a document too where one was asked for. Returns the exit code."""
+    complain(error)
+    if args.json:
+        import json
+
+        tell(json.dumps({"schema_version": 1, "error": str(error), "exit": code}, ensure_ascii=False))
+    return code
+
+
+def tell(text: str) -> None:
+    """A line on stdout. That it cannot be written changes no exit code."""
+    with suppress(OSError):  # flush_stdout finds it again
+        print(text)
+    flush_stdout(codes.OK)
+
+
+def flush_stdout(code: int) -> int:
+    """Write what is left; a success is none when that fails. From then on nothing goes there, so that Python's own last
+    flush does not fail as well."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        if not isinstance(error, BrokenPipeError):
+            complain(f"stdout: {sentence(error)}")
+        return code or codes.FAILED
+    return code
+
+
+def sentence(error: OSError) -> str:
+    """What went wrong with which file."""
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or str(error) or type(error).__name__}"
