@@ -10,6 +10,7 @@ does by default:
 * `cred_expire`: also the time after which a requeued job may start again (120 s by default).
 * `sched_interval=1,sched_min_interval=0`: a batch job starts within a second. slurmctld reads them only three
   seconds after its start: the first batch job waits that long.
+* `bf_interval=1`: heterogeneous jobs are started by the backfill scheduler alone, which looks every 30 s by default.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ TaskPlugin=task/none
 TaskProlog={dir}/task_prolog
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SchedulerParameters=sched_interval=1,sched_min_interval=0
+SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1
 SlurmdParameters=config_overrides
 ReturnToService=2
 JobRequeue=1
