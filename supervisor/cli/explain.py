@@ -132,8 +132,8 @@ def _last_words(document: Document) -> Iterator[str]:
         yield from _section(f"The end of {_short(path, document)}", tail(path))
 
 
-def tail(path: str) -> list[str]:
-    """The last lines of a log, control characters made visible; [] when it cannot be read."""
+def tail(path: str | int) -> list[str]:
+    """The last lines of a log (a descriptor is closed), control characters made visible; [] when it cannot be read."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
