@@ -1,43 +1,85 @@
-"""`allocctl receipt`: print a run's receipt as it was written: the sealed one where there is one."""
+"""`allocctl receipt`: print runs' receipts as they were written, the sealed ones where there are any; or report the
+runs as JUnit XML, for CI systems that read that."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+from pathlib import Path
 
 from supervisor.cli.output import refuse
 from supervisor.core import codes
+from supervisor.core.layout import RECEIPT, RUN_RECEIPT
 from supervisor.runs.registry import NoSuchRun, find_run
+
+
+class NoReceipt(Exception):
+    """The run has none yet."""
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = subparsers.add_parser("receipt", help="print a run's receipt")
-    parser.add_argument("run", nargs="?", help="the run's id or directory (default: this allocation's)")
+    parser.add_argument("run", nargs="*", help="ids or directories of runs (default: this allocation's)")
     parser.add_argument("--path", action="store_true", help="print the receipt's path instead")
+    parser.add_argument("--junit", metavar="FILE", help="report the runs as JUnit XML in FILE (-: print it) instead")
     parser.add_argument("--json", action="store_true", help="the receipt is JSON in any case; accepted like everywhere")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the receipt. 75 when the run has none yet, 69 when there is no such run."""
+    """Print the receipts. 75 when a run has none yet, 69 when there is no such run or its receipt cannot be read."""
     try:
-        run_dir = find_run(args.run)
+        receipts = [_receipt(find_run(name)) for name in args.run or [None]]
+    except NoReceipt as error:
+        return refuse(args, error, codes.UNVERIFIABLE)
     except NoSuchRun as error:
         return refuse(args, error, codes.UNREACHABLE)
-    for name in ("receipt.json", "receipt.run.json"):
-        path = os.path.join(run_dir, name)
-        try:
-            with open(path, "rb") as file:
-                data = file.read()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            return refuse(args, f"{path}: {error.strerror}", codes.UNREACHABLE)
+    except OSError as error:
+        return refuse(args, f"{error.filename}: {error.strerror}", codes.UNREACHABLE)
+    if args.junit is not None:
+        return _report(args, receipts)
+    for path, data in receipts:
         if args.path:
             print(path)
         else:
             sys.stdout.buffer.write(data)
+    return codes.OK
+
+
+def _receipt(run_dir: str) -> tuple[str, bytes]:
+    """The path and the content of a run's receipt. Raises NoReceipt, OSError."""
+    for name in (RECEIPT, RUN_RECEIPT):
+        path = os.path.join(run_dir, name)
+        try:
+            with open(path, "rb") as file:
+                return path, file.read()
+        except FileNotFoundError:
+            continue
+    raise NoReceipt(f"{run_dir} has no receipt: the run is not over, or its engine was lost (see `allocctl verify`)")
+
+
+def _report(args: argparse.Namespace, receipts: list[tuple[str, bytes]]) -> int:
+    """The runs as JUnit XML. 69 when a receipt is none, 1 when the file cannot be written."""
+    from supervisor.cli.junit import junit
+    from supervisor.engine.receipts import replace
+
+    documents = []
+    for path, data in receipts:
+        try:
+            documents.append(json.loads(data))
+            junit(documents[-1:])  # names the one that is none
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+            return refuse(args, f"{path} is not a receipt: {error!r}", codes.UNREACHABLE)
+    report = junit(documents)
+    if args.junit == "-":
+        sys.stdout.buffer.write(report)
         return codes.OK
-    text = f"{run_dir} has no receipt: the run is not over, or its engine was lost (see `allocctl verify`)"
-    return refuse(args, text, codes.UNVERIFIABLE)
+    if os.path.exists(args.junit) and not os.path.isfile(args.junit):  # a device or a pipe would be replaced
+        return refuse(args, f"{args.junit} is not a regular file; `--junit -` prints the report", codes.FAILED)
+    try:
+        replace(Path(args.junit), report)
+    except OSError as error:
+        return refuse(args, f"{args.junit}: {error.strerror}", codes.FAILED)
+    return codes.OK

@@ -25,7 +25,7 @@ def render(document: dict[str, Any]) -> bytes:
 def write_run_receipt(run_dir: StrPath, document: dict[str, Any]) -> Path:
     """Write `receipt.run.json`, atomically. Raises OSError."""
     path = Path(run_dir, RUN_RECEIPT)
-    _replace(path, render(document))
+    replace(path, render(document))
     return path
 
 
@@ -63,12 +63,13 @@ def write_outcome(directories: list[StrPath], jobid: str, line: str) -> list[Pat
     written = []
     for directory in dict.fromkeys(os.path.abspath(directory) for directory in directories):
         path = Path(directory, f"slurm_job_{jobid}_outcome.txt")
-        _replace(path, line.rstrip("\n").encode() + b"\n")
+        replace(path, line.rstrip("\n").encode() + b"\n")
         written.append(path)
     return written
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace(path: Path, data: bytes) -> None:
+    """Write a file, atomically: it is complete, or as it was. Raises OSError."""
     temporary = _temporary(path, data)
     try:
         os.replace(temporary, path)
