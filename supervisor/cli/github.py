@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, TextIO
 
 from supervisor.cli.ci import Document, log_tails, name_of, receipt_of, run_of, worst
@@ -75,16 +75,17 @@ def report(documents: list[Document], *, environ: Mapping[str, str], stdout: Tex
 
 @contextmanager
 def commands_stopped(*, environ: Mapping[str, str], stdout: TextIO) -> Iterator[None]:
-    """While this is held, nothing that is printed is a workflow command: for the words of a job."""
-    if not _in_a_step(environ):
-        yield
-        return
+    """While this is held, nothing that is printed is a workflow command: for the words of a job. That stdout cannot be
+    written is for others to say."""
     token = secrets.token_hex(16)
-    print(f"::stop-commands::{token}", file=stdout, flush=True)
+    lines = (f"::stop-commands::{token}\n", f"\n::{token}::\n") if _in_a_step(environ) else ("", "")
+    with suppress(OSError):
+        print(lines[0], end="", file=stdout, flush=True)
     try:
         yield
-    finally:  # on a line of its own, whatever the last words ended with
-        print(f"\n::{token}::", file=stdout, flush=True)
+    finally:
+        with suppress(OSError):  # on a line of its own, whatever the last words ended with
+            print(lines[1], end="", file=stdout, flush=True)
 
 
 def _in_a_step(environ: Mapping[str, str]) -> bool:

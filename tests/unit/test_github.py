@@ -505,6 +505,11 @@ def test_the_token_is_another_each_time(step: Step) -> None:
     assert len(set(tokens)) == 2
 
 
+def test_a_stdout_that_is_full_ends_no_log(step: Step) -> None:
+    with commands_stopped(environ=step.environ, stdout=Full()):
+        pass
+
+
 def test_elsewhere_no_command_is_stopped() -> None:
     stdout = io.StringIO()
     with commands_stopped(environ={}, stdout=stdout):
