@@ -11,7 +11,6 @@ from pathlib import Path
 
 from supervisor.cli.output import refuse
 from supervisor.core import codes
-from supervisor.core.layout import RECEIPT, RUN_RECEIPT
 from supervisor.runs.registry import NoSuchRun, find_run
 
 
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _receipt(run_dir: str) -> tuple[str, bytes]:
     """The path and the content of a run's receipt. Raises NoReceipt, OSError."""
-    for name in (RECEIPT, RUN_RECEIPT):
+    for name in ("receipt.json", "receipt.run.json"):
         path = os.path.join(run_dir, name)
         try:
             with open(path, "rb") as file:
