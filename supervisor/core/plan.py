@@ -58,6 +58,7 @@ from supervisor.core.fields import (
     number,
     rules_of,
 )
+from supervisor.core.slurm_table import NOTHING_ASKED, SLURM, Slurm, components_fit
 from supervisor.core.substitution import RANK_WORDS, RUN_WORDS, show, words_in
 
 
@@ -218,6 +219,7 @@ class Plan:
     python: Annotated[
         str | None, Rule(Text(), "the agents' Python on the nodes; default: the engine's", "job.python")
     ] = None
+    slurm: Annotated[Slurm, Rule(SLURM, "what `allocctl submit` asks Slurm for", "slurm")] = NOTHING_ASKED
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -228,6 +230,16 @@ class Plan:
     def size(self) -> int:
         """The number of ranks."""
         return sum(len(role.ranks) for role in self.roles)
+
+    @property
+    def shutdown_budget(self) -> float:
+        """Seconds that an orderly end needs before Slurm's time limit: a grace per tier, the finalization window
+        where something is promised, and collection."""
+        coordinator = (self.coordinator,)
+        first = max((role.grace for role in self.roles if self.coordinator in role.ranks), default=0.0)
+        rest = max((role.grace for role in self.roles if role.ranks != coordinator), default=0.0)
+        window = self.deadlines.finalization if self.artifacts else 0.0
+        return first + rest + window + self.deadlines.collect
 
     def role_of(self, rank: int) -> Role:
         """The role of `rank`. Raises KeyError when the plan has no such rank."""
@@ -356,7 +368,7 @@ def _words_known(draft: Draft, uses: Uses) -> Iterator[PlanError]:
             yield PlanError(at, f'{{{word}}} with per = "run"', 'per = "node"')
 
 
-CROSS_RULES: Final = (_ranks_fit, _coordinator_exists, _artifacts_agree, _words_known)
+CROSS_RULES: Final = (_ranks_fit, _coordinator_exists, _artifacts_agree, _words_known, components_fit)
 
 
 # ---------------------------------------------------------------------------------------------------- reading

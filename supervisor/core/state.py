@@ -293,11 +293,5 @@ class RunState:
 
     @property
     def budget(self) -> float:
-        """Seconds that an orderly end needs before Slurm's time limit: a grace per tier, the finalization window
-        where something is promised, and collection."""
-        plan = self.the_plan
-        coordinator = self.coordinator
-        first = coordinator.grace if coordinator else 0.0
-        rest = max((rank.grace for rank in self.ranks if rank is not coordinator), default=0.0)
-        window = plan.deadlines.finalization if self.contracts else 0.0
-        return first + rest + window + plan.deadlines.collect
+        """Seconds that an orderly end needs before Slurm's time limit."""
+        return self.the_plan.shutdown_budget

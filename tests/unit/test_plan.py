@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.core import plan as plans
+from supervisor.core import slurm_table
 from supervisor.core.fields import PlanError, PlanErrors
 from supervisor.core.plan import (
     Artifact,
@@ -206,9 +207,10 @@ def test_plans_are_frozen() -> None:
 
 
 def test_every_field_says_what_it_is_for() -> None:
-    shapes = [each for each in vars(plans).values() if is_dataclass(each) and isinstance(each, type)]
+    known = {**vars(plans), **vars(slurm_table)}
+    shapes = [each for each in known.values() if is_dataclass(each) and isinstance(each, type)]
     assert {shape.__name__ for shape in shapes} == {
-        "Role", "FieldRule", "Artifact", "Marker", "Deadlines", "Collect", "Plan"
+        "Role", "FieldRule", "Artifact", "Marker", "Deadlines", "Collect", "Slurm", "Component", "Plan"
     }  # fmt: skip
     for shape in shapes:
         for item in fields(shape):
