@@ -20,6 +20,7 @@ from supervisor.core import codes
 
 VERBS: Final[dict[str, str]] = {
     "run": "run a plan to a proven verdict, in this allocation or on this machine",
+    "submit": "submit a plan to Slurm, exactly once",
     "check": "check a plan, and list every error in it",
     "verify": "say how a job really ended, by Slurm's records, and seal its receipt",
     "status": "what a run is doing, or how it ended",
@@ -59,7 +60,9 @@ def _verb(words: list[str]) -> int:
     verbs = _Parser().add_subparsers(prog="allocctl")
     module.add(verbs)
     try:
-        args = verbs.choices[words[0]].parse_args(words[1:])
+        parser = verbs.choices[words[0]]
+        parse = getattr(module, "parse", type(parser).parse_args)
+        args = parse(parser, words[1:])
     except SystemExit as end:  # after --help, or a wrong word
         return int(end.code or codes.OK)
     return int(module.run(args))

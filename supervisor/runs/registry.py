@@ -27,13 +27,23 @@ def registry() -> str:
 
 def register(run_id: str, run_dir: str) -> None:
     """Remember where a run is. Best effort: a run does not fail because a home directory is full."""
+    for name in (run_id, f"{run_id}@{zlib.crc32(os.fsencode(run_dir)):08x}"):
+        _link(registry(), name, run_dir)
+
+
+def register_job(jobid: str, directory: str) -> None:
+    """Remember where a job's submission is, in `jobs/JOBID` beside the runs' links; best effort as well. Ids are a
+    cluster's own and come again: the record in the directory tells which job is meant."""
+    _link(os.path.join(os.path.dirname(registry()), "jobs"), jobid, directory)
+
+
+def _link(place: str, name: str, target: str) -> None:
     with suppress(OSError):
-        os.makedirs(registry(), mode=0o700, exist_ok=True)
-        for name in (run_id, f"{run_id}@{zlib.crc32(os.fsencode(run_dir)):08x}"):
-            link = os.path.join(registry(), name)
-            temporary = f"{link}.{os.getpid()}"
-            os.symlink(run_dir, temporary)
-            os.replace(temporary, link)
+        os.makedirs(place, mode=0o700, exist_ok=True)
+        link = os.path.join(place, name)
+        temporary = f"{link}.{os.getpid()}"
+        os.symlink(target, temporary)
+        os.replace(temporary, link)
 
 
 def default_run() -> str:

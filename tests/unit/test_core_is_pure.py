@@ -33,6 +33,7 @@ PURE = {
     "operator": None,
     "pathlib": {"PurePath", "PurePosixPath"},  # names only: the other classes reach the disk
     "re": None,
+    "shlex": {"join", "quote"},
     "string": None,
     "types": None,
     "typing": None,

@@ -1,0 +1,289 @@
+"""`allocctl submit`: a plan to a batch job of Slurm's, exactly once.
+
+    allocctl submit plan.toml                            the job's id on stdout, sentences on stderr
+    allocctl submit plan.toml -- -p debug --comment=x    further options of sbatch; they win over the plan
+    allocctl submit --dry-run plan.toml                  sbatch's command line and the script, and nothing is done
+
+What can go wrong and what it ends with: the plan, an option, the machine, or a refusal by sbatch (a wrong partition, an
+account that may not: what was asked for has to change) 78; a controller that was not reached 69: nothing was submitted;
+a submission that may or may not have happened 75: the same command settles it later, and submits only when it may.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from supervisor.cli.output import complain, refuse, sentence, tell
+from supervisor.core import codes
+
+if TYPE_CHECKING:
+    from supervisor.core.plan import Plan
+    from supervisor.core.submission import Order
+    from supervisor.scheduler.submit import Submitted
+
+SCHEMA_VERSION: Final = 1
+VERSION_LIMIT: Final = 20.0
+"""Seconds for `allocctl --version`: on a cold network file system Python takes some."""
+
+
+class Unfit(Exception):
+    """Nothing can be submitted so; the message says what to do."""
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The verb's arguments."""
+    parser = subparsers.add_parser(
+        "submit",
+        help="submit a plan to Slurm",
+        usage="allocctl submit [options] plan [-- options of sbatch]",
+        description="Submit a plan as a batch job. Options of sbatch behind -- win over the plan's [slurm] table.",
+    )
+    parser.add_argument("plan", help="the plan, a TOML file")
+    parser.add_argument("--dir", help="where run directories are made (default: $ALLOCD_RUNS, else the plan's run.dir)")
+    parser.add_argument("--allocctl", help="allocctl on the nodes (default: $ALLOCCTL, slurm.allocctl, this one)")
+    parser.add_argument("-M", "--cluster", help="the cluster, where there are several (default: slurm.cluster)")
+    parser.add_argument("--dry-run", action="store_true", help="print sbatch's command line and the script, do nothing")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON document")
+    output.add_argument("-q", "--quiet", action="store_true", help="the id alone, and sentences only about trouble")
+
+
+def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    """The arguments; what stands behind `--` is sbatch's, untouched (argparse would look for plans in it)."""
+    own = words[: words.index("--")] if "--" in words else words
+    args = parser.parse_args(own)
+    args.options = words[len(own) + 1 :]
+    return args
+
+
+def run(args: argparse.Namespace) -> int:
+    """Submit. Returns 0 when there is a job."""
+    from supervisor.core.fields import PlanErrors
+    from supervisor.core.sbatch_options import Misfit
+
+    try:
+        made = prepare(args)
+        if args.dry_run:
+            return _dry_run(made, args.json)
+        done = submit(made)
+    except (PlanErrors, Misfit, Unfit) as error:
+        return refuse(args, error, codes.CONFIG)
+    except OSError as error:
+        return refuse(args, f"nothing was submitted: {sentence(error)}", codes.CONFIG)
+    return report(args, done)
+
+
+# --- before sbatch ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What is to be submitted."""
+
+    order: Order
+    plan_text: str
+    notes: tuple[str, ...]
+
+
+def prepare(args: argparse.Namespace) -> Made:
+    """Read and check everything; nothing is written. Raises PlanErrors, Misfit, Unfit."""
+    import getpass
+    import secrets
+
+    from supervisor import __version__
+    from supervisor.cli.plans import read_plan
+    from supervisor.core.submission import make_order, submission_environment
+
+    plan, text = read_plan(args.plan)
+    environ = submission_environment(os.environ)
+    if not shutil.which("sbatch", path=environ.get("PATH")):
+        raise Unfit("there is no sbatch on PATH: add Slurm's bin directory, or use `allocctl run` on this machine")
+    allocctl, notes = find_allocctl(args.allocctl, plan)
+    order = make_order(
+        plan,
+        base=_base(args.dir or os.environ.get("ALLOCD_RUNS") or plan.base),
+        token=secrets.token_hex(8),
+        allocctl=allocctl,
+        version=__version__,
+        options=args.options,
+        environ=environ,
+        cluster=_cluster(args.cluster, plan),
+        user=getpass.getuser(),
+        uid=os.getuid(),
+    )
+    return Made(order, text, notes)
+
+
+def _base(given: str) -> str:
+    """Where the submission's directory is made, from the root. Raises Unfit."""
+    try:
+        path = os.path.abspath(given)
+    except FileNotFoundError:
+        raise Unfit("the working directory does not exist any more: change to one that does") from None
+    if not path.isprintable():
+        raise Unfit(f"{path!a}: a path that is no printable text: choose another place with --dir")
+    return path
+
+
+def _cluster(given: str | None, plan: Plan) -> str | None:
+    """One cluster's name, or None for this one. sbatch's own variables are above the plan. Raises Unfit."""
+    variables = (os.environ.get(name) for name in ("SBATCH_CLUSTERS", "SLURM_CLUSTERS"))
+    name = given or next(filter(None, variables), None) or plan.slurm.cluster
+    if name and ("," in name or name == "all" or not name.isprintable() or name.startswith("-")):
+        raise Unfit(f"{name!r} is no single cluster: name one with --cluster")
+    return name
+
+
+def find_allocctl(given: str | None, plan: Plan) -> tuple[str, tuple[str, ...]]:
+    """The absolute path of the allocctl that the job execs, and notes for people: the flag's, $ALLOCCTL, the plan's, or
+    this one. One that was named need not be here, for the nodes may have another file system. Raises Unfit."""
+    named = given or os.environ.get("ALLOCCTL") or plan.slurm.allocctl
+    path = named or _this_one()
+    if not os.path.isabs(path) or not path.isprintable():
+        raise Unfit(f"{path!r}: the nodes need an absolute path of allocctl")
+    if not os.path.exists(path):
+        if not named:
+            raise Unfit(f"{path} is not there: name the nodes' allocctl with --allocctl")
+        return path, (f"{path} is not there on this machine: the job will say if it is not there on the node either",)
+    _check_version(path)
+    return path, ()
+
+
+def _this_one() -> str:
+    """The command of this very installation: what was typed, else the one beside the interpreter."""
+    typed = os.path.abspath(sys.argv[0])
+    return typed if os.path.basename(typed) == "allocctl" else os.path.join(os.path.dirname(sys.executable), "allocctl")
+
+
+def _check_version(path: str) -> None:
+    """It runs here, and is ours. Raises Unfit."""
+    from supervisor import __version__
+
+    try:
+        done = subprocess.run(
+            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=VERSION_LIMIT
+        )
+    except FileNotFoundError:  # the file is there
+        raise Unfit(f"{path} does not run: the interpreter that its first line names is not there") from None
+    except OSError as error:
+        raise Unfit(f"{path} does not run: {error.strerror or error}") from None
+    except subprocess.TimeoutExpired:
+        raise Unfit(f"{path} --version did not end within {VERSION_LIMIT:g} s") from None
+    if done.returncode != 0 or done.stdout.strip() != f"allocctl {__version__}":
+        said = (done.stdout.strip() or done.stderr.strip().rpartition("\n")[2] or "nothing")[:200]
+        raise Unfit(f"{path} --version says {said!r}, and this is allocctl {__version__}: name one of the same version")
+
+
+def _dry_run(made: Made, as_json: bool) -> int:
+    submission, script = made.order.submission, made.order.script
+    if as_json:
+        document = {"schema_version": SCHEMA_VERSION, "argv": submission.argv, "script": script, "notes": made.notes}
+        tell(json.dumps({**document, "directory": made.order.directory}, indent=1, ensure_ascii=False))
+        return codes.OK
+    for note in made.notes:
+        complain(note)
+    tell(f"{shlex.join(submission.argv)}\n\n# {submission.script}:\n{script}")
+    return codes.OK
+
+
+# --- sbatch -----------------------------------------------------------------------------------------------------------
+
+
+def submit(made: Made) -> Submitted:
+    """Submit, unless an earlier submission of the same plan has a job or cannot be settled. Raises OSError."""
+    from supervisor.runs.registry import register_job
+
+    done = asyncio.run(_submit(made))
+    if done.submission.state == "submitted" and done.submission.jobid:
+        register_job(done.submission.jobid, done.directory)
+    return done
+
+
+async def _submit(made: Made) -> Submitted:
+    from supervisor.scheduler.client import SlurmClient
+    from supervisor.scheduler.submit import Sbatch, Stop, Submitter
+
+    stop, loop = Stop(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.ask)
+    order, submission = made.order, made.order.submission
+    submitter = Submitter(Sbatch(os.environ), SlurmClient(), stop)
+    if earlier := await submitter.settle_earlier(submission.base, made.plan_text, submission.uid):
+        return earlier
+    return await submitter.submit(order, made.plan_text)
+
+
+# --- after it ---------------------------------------------------------------------------------------------------------
+
+
+def report(args: argparse.Namespace, done: Submitted) -> int:
+    """Tell what came of it. Returns the exit code."""
+    code = code_of(done)
+    text = _told(done)
+    if done.submission.state == "submitted" and not done.several:
+        tell(json.dumps(_document(done, code), indent=1, ensure_ascii=False) if args.json else done.submission.shown_id)
+        if not args.quiet or done.earlier or done.trouble:
+            complain(text)
+    elif args.json:
+        complain(text)
+        tell(json.dumps({**_document(done, code), "error": text}, indent=1, ensure_ascii=False))
+    else:
+        complain(text)
+    if done.trouble:
+        complain(done.trouble)
+    return code
+
+
+def code_of(done: Submitted) -> int:
+    """The exit code of a submission."""
+    submission = done.submission
+    if done.several:
+        return codes.UNVERIFIABLE
+    if submission.state == "refused":
+        return codes.CONFIG if done.reached else codes.UNREACHABLE
+    return {"submitted": codes.OK, "absent": codes.FAILED}.get(submission.state, codes.UNVERIFIABLE)
+
+
+def _told(done: Submitted) -> str:
+    submission, where = done.submission, done.directory
+    if done.several:
+        ids = " and ".join(done.several)
+        return (
+            f"jobs {ids} all run {submission.script}: it was submitted more than once. Look at them with squeue, "
+            "cancel what should not be (scancel), and follow the other one by its id"
+        )
+    words = f": {submission.words}" if submission.words else ""
+    if submission.state == "submitted":
+        when = f"was submitted earlier ({submission.asked}); nothing was submitted now" if done.earlier else "submitted"
+        return f"job {submission.jobid} {when}{words}; its output will be {submission.output}"
+    if submission.state == "refused":
+        why = "sbatch refused" if done.reached else "the controller was not reached, nothing was submitted"
+        return f"{why}{words}"
+    if submission.state == "absent":
+        return f"nothing was submitted{words}: it is safe to submit again"
+    return (
+        f"it may have been submitted{words}. Submit the same plan again to settle that first, or look for its script: "
+        f"squeue --me --states=all --format='%i %o' | grep {os.path.basename(where)}"
+    )
+
+
+def _document(done: Submitted, code: int) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "id": done.submission.shown_id if done.submission.jobid else None,
+        "exit": code,
+        "directory": done.directory,
+        "earlier": done.earlier,
+        "several": done.several,
+        "submission": done.submission.to_dict(),
+    }

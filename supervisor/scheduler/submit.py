@@ -1,0 +1,316 @@
+"""One submission, from the directory to the proven answer: what `core/submission.py` and `core/settling.py` say, done.
+
+The order is what makes it safe. The record says `asked`, on the disk, before sbatch runs; so whatever happens to this
+process, the next submission of the same plan finds the record and settles it first. While a submission is under way its
+record is locked, and the kernel gives the lock back however its owner ends: a record that is locked is somebody's work,
+and one that is not and says `asked` is a doubt.
+
+sbatch has a deadline (a minute: it waits and retries by itself while the controller is busy) and is killed at it. A
+first SIGINT gives it a few seconds to answer, and then the doubt is settled as after a deadline; a second one stops the
+asking, and the record says `unknown`.
+
+Files are written by a thread. Slurm's trouble never raises; `OSError` means that the directory could not be made, and
+then nothing was submitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from supervisor.core.settling import (
+    Patience,
+    Reply,
+    Search,
+    ids_by_output,
+    ids_in_accounting,
+    ids_in_queue,
+    read_reply,
+    sacct_commands_argv,
+    squeue_commands_argv,
+)
+from supervisor.core.submission import PLAN, RECORD, SCRIPT, Order, Submission, submission_environment
+from supervisor.scheduler.client import Printed, SlurmClient, utc_now
+
+DEADLINE: Final = 60.0
+PATIENCE: Final = Patience()
+LAST_CHANCE: Final = 5.0  # seconds for sbatch to answer after the first interrupt
+GIVEN_UP: Final = "plan.given-up.toml"
+LOCK: Final = ".lock"
+_MARGIN: Final = 60  # minutes that clocks may differ by, when accounting is asked for jobs since a time
+
+
+class Runs(Protocol):
+    """Who runs a command of Slurm's to its end or its deadline."""
+
+    async def run(self, argv: list[str]) -> Printed:
+        """The command's end; trouble is told and does not raise."""
+
+
+class Sbatch(SlurmClient):
+    """Runs sbatch, in the environment that the job gets, too."""
+
+    def __init__(self, environ: Mapping[str, str], *, deadline: float = DEADLINE) -> None:
+        super().__init__(environ=environ, deadline=deadline)
+        self._environ = submission_environment(environ)
+
+
+class Stop:
+    """What a person's interrupts ask for: `gently` after the first, `now` after the second."""
+
+    def __init__(self) -> None:
+        self.gently = asyncio.Event()
+        self.now = asyncio.Event()
+
+    def ask(self) -> None:
+        """One more interrupt."""
+        (self.now if self.gently.is_set() else self.gently).set()
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """How a submission ended: its record as it is on the disk, and what else must be told.
+
+    `several`: ids of jobs that have the same script, when there is more than one. `earlier`: an earlier submission of
+    the plan that was in doubt has turned out to have a job, and nothing was submitted now. `reached`: False when the
+    controller never got the request.
+    """
+
+    directory: str
+    submission: Submission
+    several: tuple[str, ...] = ()
+    earlier: bool = False
+    reached: bool = True
+    trouble: str = ""
+
+
+class Submitter:
+    """Submits plans, and settles what is in doubt."""
+
+    def __init__(
+        self,
+        sbatch: Runs,
+        slurm: Runs,
+        stop: Stop,
+        *,
+        patience: Patience = PATIENCE,
+        last_chance: float = LAST_CHANCE,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._sbatch = sbatch
+        self._slurm = slurm
+        self._stop = stop
+        self._patience = patience
+        self._last_chance = last_chance
+        self._now = now
+
+    async def submit(self, order: Order, plan_text: str) -> Submitted:
+        """Submit once. Raises OSError when the directory cannot be made."""
+        asked = replace(order.submission, asked=self._utc())
+        await asyncio.to_thread(_make, order, plan_text)
+        async with _locked(order.directory):
+            await asyncio.to_thread(write_record, order.directory, asked)
+            reply = await self._ask(list(asked.argv))
+            if reply.kind == "doubtful":
+                return await self._settled(order.directory, replace(asked, words=reply.words))
+            answered = replace(
+                asked,
+                state=reply.kind,
+                jobid=reply.jobid,
+                cluster=reply.cluster or asked.cluster,
+                answered=self._utc(),
+                words=reply.words,
+            )
+            return await _kept(Submitted(order.directory, answered, reached=reply.reached))
+
+    async def settle_earlier(self, base: str, plan_text: str, uid: int) -> Submitted | None:
+        """Settle every submission of this plan below `base` that is in doubt: the first that has a job, or that still
+        cannot be settled; None when nothing stands in the way of another one."""
+        for directory in await asyncio.to_thread(doubtful, base, plan_text, uid):
+            try:
+                async with _locked(directory):
+                    submission = await asyncio.to_thread(read_record, directory)
+                    if submission.state not in ("asked", "unknown"):
+                        continue  # somebody else has settled it by now
+                    done = replace(await self._settled(directory, submission), earlier=True)
+            except BlockingIOError:
+                continue  # it is under way
+            if done.submission.state != "absent":
+                return done
+        return None
+
+    # --- sbatch ---
+
+    async def _ask(self, argv: list[str]) -> Reply:
+        """Run sbatch to its end, its deadline, or a while after an interrupt."""
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(self._sbatch.run(argv))
+            gently, now = (group.create_task(event.wait()) for event in (self._stop.gently, self._stop.now))
+            await asyncio.wait((asking, gently), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((asking, now), timeout=self._last_chance, return_when=asyncio.FIRST_COMPLETED)
+            for task in (asking, gently, now):
+                task.cancel()  # a client that is cancelled kills its command first
+        if asking.cancelled():
+            return Reply("doubtful", "sbatch was interrupted")
+        printed = asking.result()
+        return read_reply(printed.returncode, printed.stdout, printed.stderr, printed.trouble)
+
+    # --- doubts ---
+
+    async def _settled(self, directory: str, doubt: Submission) -> Submitted:
+        """Look for the job until it is found, believed absent, or the patience is over; the record says which."""
+        search, loop = Search(self._patience), asyncio.get_running_loop()
+        begun = loop.time()
+        while True:
+            search.hear(loop.time(), *await self._look(directory, doubt))
+            if search.finding != "open" or loop.time() - begun >= self._patience.limit or self._stop.now.is_set():
+                break
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience.pause):
+                    await self._stop.now.wait()
+        trouble = await self._give_up(directory, doubt, search) if search.finding == "absent" else search.trouble
+        why = doubt.words or "whoever submitted it is gone"
+        done = replace(doubt, answered=self._utc())
+        ids = sorted(search.ids, key=int)
+        if ids:
+            words = f"{why}; found by its script: job {' and job '.join(ids)}"
+            done = replace(done, state="submitted", jobid=ids[0], words=words)
+        elif search.finding == "absent" and not trouble:
+            done = replace(done, state="absent", words=f"{why}; there is no such job")
+        else:
+            asked = f"; {trouble}" if trouble else ""
+            done = replace(done, state="unknown", words=f"{why}; it could not be found out{asked}")
+        return await _kept(Submitted(directory, done, several=tuple(ids) if len(ids) > 1 else ()))
+
+    async def _look(self, directory: str, doubt: Submission) -> tuple[set[str], str]:
+        """Ids of the jobs with this script, and why the controller could not be asked ("" if it could)."""
+        queue = await self._slurm.run(squeue_commands_argv(doubt.cluster))
+        if queue.returncode == 0 and (ids := ids_in_queue(queue.stdout, doubt.script)):
+            return ids, ""
+        names = await asyncio.to_thread(os.listdir, directory)
+        since = self._now() - datetime.fromisoformat(doubt.asked)
+        argv = sacct_commands_argv(doubt.uid, int(since.total_seconds() // 60) + _MARGIN, doubt.cluster)
+        book = await self._slurm.run(argv)
+        booked = ids_in_accounting(book.stdout, doubt.script) if book.returncode == 0 else set()
+        if queue.returncode == 0:
+            trouble = ""
+        else:
+            trouble = queue.trouble or f"squeue ended with {queue.returncode}: {queue.stderr.strip()[-300:]}"
+        return ids_by_output(names) | booked, trouble
+
+    async def _give_up(self, directory: str, doubt: Submission, search: Search) -> str:
+        """Take the plan's copy away, so that a job that comes all the same runs nothing, and look once more; returns
+        the trouble with it."""
+        try:
+            await asyncio.to_thread(_move, directory, PLAN, GIVEN_UP)
+            ids, _ = await self._look(directory, doubt)
+            if ids:
+                search.ids |= ids
+                await asyncio.to_thread(_move, directory, GIVEN_UP, PLAN)
+        except OSError as error:
+            return f"{directory}: {error.strerror or error}"
+        return ""
+
+    def _utc(self) -> str:
+        return self._now().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+async def _kept(done: Submitted) -> Submitted:
+    """With its record on the disk, or with the trouble that kept it from there."""
+    try:
+        await asyncio.to_thread(write_record, done.directory, done.submission)
+    except OSError as error:
+        return replace(done, trouble=f"{os.path.join(done.directory, RECORD)}: {error.strerror or error}")
+    return done
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _make(order: Order, plan_text: str) -> None:
+    """The directory with the script and the plan's copy. Raises OSError."""
+    os.makedirs(os.path.dirname(order.directory), exist_ok=True)
+    os.mkdir(order.directory)
+    for name, text, mode in ((SCRIPT, order.script, 0o755), (PLAN, plan_text, 0o600)):  # env may hold secrets
+        _write(os.path.join(order.directory, name), text, mode)
+
+
+def _write(path: str, text: str, mode: int) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _move(directory: str, old: str, new: str) -> None:
+    os.replace(os.path.join(directory, old), os.path.join(directory, new))
+
+
+def write_record(directory: str, submission: Submission) -> None:
+    """Put the record on the disk, whole or not at all. Raises OSError."""
+    path = os.path.join(directory, RECORD)
+    temporary = f"{path}.{secrets.token_hex(4)}"
+    _write(temporary, json.dumps(submission.to_dict(), indent=1, ensure_ascii=False) + "\n", 0o644)
+    os.replace(temporary, path)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # not every file system can; the file itself is durable
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def read_record(directory: str) -> Submission:
+    """The record of a submission. Raises OSError, and ValueError for a file that is no such record."""
+    with open(os.path.join(directory, RECORD), encoding="utf-8") as file:
+        return Submission.from_dict(json.load(file))
+
+
+def doubtful(base: str, plan_text: str, uid: int) -> list[str]:
+    """Directories below `base` of this user's submissions of the plan that are in doubt, or under way."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for name in sorted(os.listdir(base)):
+            directory = os.path.join(base, name)
+            if name.startswith("submit-") and _is_doubtful(directory, plan_text, uid):
+                found.append(directory)
+    return found
+
+
+def _is_doubtful(directory: str, plan_text: str, uid: int) -> bool:
+    try:
+        submission = read_record(directory)
+        if submission.state not in ("asked", "unknown") or submission.uid != uid:
+            return False
+        with open(os.path.join(directory, PLAN), encoding="utf-8") as file:
+            return file.read() == plan_text
+    except (OSError, ValueError):
+        return False  # no record: sbatch was not run
+
+
+@asynccontextmanager
+async def _locked(directory: str) -> AsyncIterator[None]:
+    """Hold a submission's lock. Raises BlockingIOError when another process has it. Where the file system knows no
+    locks, nothing is held."""
+    descriptor = os.open(os.path.join(directory, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            await asyncio.to_thread(fcntl.lockf, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise BlockingIOError(error.errno, "locked", directory) from error
+        yield
+    finally:
+        os.close(descriptor)
