@@ -56,6 +56,11 @@ allocd__setup() { # PATH: the state of one subshell
   attempt=${ALLOCD_RUN_ID:-}
   if [ -z "$attempt" ] && [ -n "${SLURM_JOB_ID:-}" ]; then
     attempt=$SLURM_JOB_ID
+    # The raw id of an array's last task is the array's own.
+    case ${SLURM_ARRAY_JOB_ID:-none}${SLURM_ARRAY_TASK_ID:-none} in
+      *[!0-9]*) ;;
+      *) attempt=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID ;;
+    esac
     case ${SLURM_RESTART_COUNT:-0} in
       0) ;;
       *) attempt=$attempt.r$SLURM_RESTART_COUNT ;;

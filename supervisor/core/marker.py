@@ -57,6 +57,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from supervisor.core.attempt import attempt_id, display_id
 from supervisor.core.codes import ARTIFACTS, DEADLINE, FAILED
 
 MAX_BYTES: Final = 4096
@@ -200,15 +201,12 @@ def attempt_from(environ: dict[str, str]) -> str | None:
     """The attempt that a process belongs to: `ALLOCD_RUN_ID`, or the same id made of Slurm's variables.
 
     A plain script that was not started by an engine still gets an id that differs from requeue to
-    requeue: `JOBID`, then `JOBID.rN`. None outside of any job.
+    requeue: `JOBID`, then `JOBID.rN`; of an array's task `ARRAY_TASK`. None outside of any job.
     """
     if run_id := environ.get("ALLOCD_RUN_ID"):
         return run_id
-    job = environ.get("SLURM_JOB_ID")
-    if not job:
-        return None
-    restarts = environ.get("SLURM_RESTART_COUNT", "")
-    return job if restarts in ("", "0") else f"{job}.r{restarts}"
+    jobid = display_id(environ)
+    return attempt_id(jobid, environ.get("SLURM_RESTART_COUNT", "")) if jobid else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,6 +178,7 @@ def test_the_first_failure_is_kept() -> None:
         ({"SLURM_JOB_ID": "7"}, "7"),
         ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "0"}, "7"),
         ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}, "7.r2"),
+        ({"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, "7_3"),
         ({"SLURM_JOB_ID": "7", "ALLOCD_RUN_ID": "7.s2"}, "7.s2"),
     ],
 )

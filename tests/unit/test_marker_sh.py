@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.core.marker import MAX_BYTES, Foreign, Garbage, Marker, NotYet, Reading
+from supervisor.core.marker import MAX_BYTES, Foreign, Garbage, Marker, NotYet, Reading, attempt_from
 from supervisor.engine import markers
 
 pytestmark = pytest.mark.slow  # real programs, one after the other
@@ -209,6 +209,20 @@ def test_the_attempt_comes_from_slurm_where_no_engine_gave_one(script: Script, p
     assert _code(markers.read(path, "7.r2")) == 3
     assert script("allocd_marker_read", **{**requeued, "SLURM_RESTART_COUNT": "3"}).returncode == 75
     assert script("allocd_marker_read", ALLOCD_RUN_ID="").stdout == "3\n"
+
+
+@pytest.mark.parametrize("array", ["", "7", "x"])
+@pytest.mark.parametrize("task", ["", "0", "12", "-"])
+@pytest.mark.parametrize("restarts", ["", "0", "2"])
+def test_the_shell_makes_the_same_attempt_of_slurms_variables(
+    script: Script, path: Path, array: str, task: str, restarts: str
+) -> None:
+    slurm = {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": task, "SLURM_RESTART_COUNT": restarts}
+    environ = {"ALLOCD_RUN_ID": "", "SLURM_JOB_ID": "8", **slurm}
+    assert script("allocd_marker_publish 3", **environ).returncode == 0
+    reading = markers.read(path, None)
+    assert isinstance(reading, Marker)
+    assert reading.attempt == attempt_from(environ)
 
 
 def test_links_refused(script: Script, path: Path, tmp_path: Path) -> None:
