@@ -48,23 +48,10 @@ class State:
 
 
 STATES: Final[tuple[State, ...]] = (
+    # Base states: squeue(1), sacct(1).
     State("PENDING", "PD", "waiting"),
-    State("CONFIGURING", "CF", "waiting"),
-    State("POWER_UP_NODE", "", "waiting"),
-    State("EXPEDITING", "", "waiting"),
-    State("REQUEUED", "RQ", "waiting"),
-    State("REQUEUE_FED", "RF", "waiting"),
-    State("REQUEUE_HOLD", "RH", "waiting"),
-    State("RESV_DEL_HOLD", "RD", "waiting"),
-    State("SPECIAL_EXIT", "SE", "waiting"),
     State("RUNNING", "R", "running"),
     State("SUSPENDED", "S", "running"),
-    State("STOPPED", "ST", "running"),
-    State("RESIZING", "RS", "running"),
-    State("SIGNALING", "SI", "running"),
-    State("COMPLETING", "CG", "ending"),
-    State("STAGE_OUT", "SO", "ending"),
-    State("UPDATE_DB", "", "ending"),
     State("COMPLETED", "CD", "ended", None),
     State("FAILED", "F", "ended", None),
     State("CANCELLED", "CA", "ended", codes.CANCELLED),
@@ -74,17 +61,33 @@ STATES: Final[tuple[State, ...]] = (
     State("PREEMPTED", "PR", "ended", codes.FAILED, returns=True),
     State("NODE_FAIL", "NF", "ended", codes.FAILED, returns=True),
     State("BOOT_FAIL", "BF", "ended", codes.FAILED, returns=True),
-    State("LAUNCH_FAILED", "", "ended", codes.FAILED, returns=True),
-    State("RECONFIG_FAIL", "", "ended", codes.FAILED, returns=True),
+    # Flags that are shown in place of a base state: squeue(1); REQUEUED, RESIZING and REVOKED also sacct(1).
+    State("CONFIGURING", "CF", "waiting"),
+    State("REQUEUED", "RQ", "waiting"),
+    State("REQUEUE_FED", "RF", "waiting"),
+    State("REQUEUE_HOLD", "RH", "waiting"),
+    State("RESV_DEL_HOLD", "RD", "waiting"),
+    State("SPECIAL_EXIT", "SE", "waiting"),
+    State("STOPPED", "ST", "running"),
+    State("RESIZING", "RS", "running"),
+    State("SIGNALING", "SI", "running"),
+    State("COMPLETING", "CG", "ending"),
+    State("STAGE_OUT", "SO", "ending"),
     State("REVOKED", "RV", "ended", codes.UNVERIFIABLE),
+    # Flags of the page "Job State Codes" that stand beside a base state, in JSON and in logs, and in no text.
+    State("POWER_UP_NODE", "", "waiting"),
+    State("EXPEDITING", "", "waiting"),
+    State("LAUNCH_FAILED", "", "ending"),
+    State("RECONFIG_FAIL", "", "ending"),
+    State("UPDATE_DB", "", "ending"),
 )
-"""Every state word that Slurm 21.08 to 25.05 prints.
+"""Every state word of Slurm 21.08 to 25.05 (EXPEDITING: 25.11).
 
-Source: "JOB STATE CODES" of squeue(1) and sacct(1), and Slurm's page "Job State Codes" for the flags that are
-shown in place of a state. REQUEUED and SPECIAL_EXIT are no ends: the job waits again under the same id.
-REVOKED is the end of a federation's duplicate: the truth is on another cluster, so it proves nothing here.
-OUT_OF_MEMORY and the launch failures carry no usable code of their own. Words without a short code have none
-in the manual pages.
+Sources: "JOB STATE CODES" of squeue(1) and sacct(1), and Slurm's page "Job State Codes". Words of the last
+group have no short code, and none of them says that a job is over: after LAUNCH_FAILED it is commonly queued
+again and held (measured with a failing prolog: PENDING). REQUEUED and SPECIAL_EXIT are no ends either: the job
+waits again under the same id. REVOKED is the end of a federation's duplicate: the truth is on another cluster,
+so it proves nothing here. OUT_OF_MEMORY and the losses of nodes carry no usable code of their own.
 """
 
 _BY_WORD: Final[dict[str, State]] = {
@@ -306,6 +309,8 @@ def parse_duration(text: str) -> float | None:
 
 # --- environments -------------------------------------------------------------------------------------------
 
+_COMPONENTS: Final = re.compile(r"SLURM_HET_SIZE|SLURM_JOB_\w+_HET_GROUP_\d+")
+
 JOB_SCOPED: Final[tuple[tuple[str, str], ...]] = (
     (r"SLURM_CONF|SLURM_CONF_SERVER|SLURM_JWT", "how to reach the cluster"),
     (r"SLURM_WORKING_CLUSTER|SLURM_CLUSTER_NAME", "which cluster the allocation is on"),
@@ -317,7 +322,7 @@ JOB_SCOPED: Final[tuple[tuple[str, str], ...]] = (
     (r"SLURM_SUBMIT_(?:DIR|HOST)", "where it was submitted"),
     (r"SLURM_RESTART_COUNT", "which attempt this is"),
     (r"SLURM_ARRAY_\w+", "which array, and which of its tasks"),
-    (r"SLURM_HET_SIZE|SLURM_JOB_\w+_HET_GROUP_\d+", "the components of a heterogeneous job"),
+    (_COMPONENTS.pattern, "the components of a heterogeneous job"),
 )  # fmt: skip
 """Variables that srun and the ranks keep: facts about the allocation, equal on all of its nodes, with the
 reason.
@@ -344,11 +349,17 @@ a directory that is missing in PATH is skipped, and the agent runs isolated (`py
 def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """srun's own environment: the user's variables, and of the scheduler's those that describe the
     allocation.
+
+    A plain job that was submitted by a heterogeneous one inherits its components' variables, with which srun
+    refuses to start anything ("No directives to start application on any available hetjob components").
     """
+    foreign = environ.get("SLURM_JOB_ID_HET_GROUP_0") != environ.get("SLURM_JOB_ID")
     return {
         name: value
         for name, value in environ.items()
-        if name not in NODE_BOUND and (not name.startswith(SCHEDULER_PREFIXES) or _JOB_SCOPED.fullmatch(name))
+        if name not in NODE_BOUND
+        and (not name.startswith(SCHEDULER_PREFIXES) or _JOB_SCOPED.fullmatch(name))
+        and not (foreign and _COMPONENTS.fullmatch(name))
     }
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.core import codes
 from supervisor.core.slurm import (
     STATES,
     ExitCode,
@@ -30,31 +29,59 @@ from supervisor.core.slurm import (
 
 # --- states ---
 
-MANUAL = """
-BF BOOT_FAIL CA CANCELLED CD COMPLETED CF CONFIGURING CG COMPLETING DL DEADLINE F FAILED NF NODE_FAIL
-OOM OUT_OF_MEMORY PD PENDING PR PREEMPTED R RUNNING RD RESV_DEL_HOLD RF REQUEUE_FED RH REQUEUE_HOLD
-RQ REQUEUED RS RESIZING RV REVOKED SI SIGNALING SE SPECIAL_EXIT SO STAGE_OUT ST STOPPED S SUSPENDED TO TIMEOUT
-"""
+WAITS, RUNS, ENDS, OVER = "waiting", "running", "ending", "ended"
+
+TABLE: list[tuple[str, str, str, int | None, bool]] = [
+    # word, short code, phase, code of allocctl (None: the record's own), whether it may be queued again
+    # squeue(1) and sacct(1)
+    ("BOOT_FAIL", "BF", OVER, 1, True),
+    ("CANCELLED", "CA", OVER, 130, False),
+    ("COMPLETED", "CD", OVER, None, False),
+    ("DEADLINE", "DL", OVER, 124, False),
+    ("FAILED", "F", OVER, None, False),
+    ("NODE_FAIL", "NF", OVER, 1, True),
+    ("OUT_OF_MEMORY", "OOM", OVER, 1, False),
+    ("PENDING", "PD", WAITS, None, False),
+    ("PREEMPTED", "PR", OVER, 1, True),
+    ("RUNNING", "R", RUNS, None, False),
+    ("REQUEUED", "RQ", WAITS, None, False),
+    ("RESIZING", "RS", RUNS, None, False),
+    ("REVOKED", "RV", OVER, 75, False),
+    ("SUSPENDED", "S", RUNS, None, False),
+    ("TIMEOUT", "TO", OVER, 124, False),
+    # squeue(1) alone
+    ("CONFIGURING", "CF", WAITS, None, False),
+    ("COMPLETING", "CG", ENDS, None, False),
+    ("RESV_DEL_HOLD", "RD", WAITS, None, False),
+    ("REQUEUE_FED", "RF", WAITS, None, False),
+    ("REQUEUE_HOLD", "RH", WAITS, None, False),
+    ("SIGNALING", "SI", RUNS, None, False),
+    ("SPECIAL_EXIT", "SE", WAITS, None, False),
+    ("STAGE_OUT", "SO", ENDS, None, False),
+    ("STOPPED", "ST", RUNS, None, False),
+    # the page "Job State Codes" alone: flags that stand beside a state, and say nothing about its end
+    ("EXPEDITING", "", WAITS, None, False),
+    ("LAUNCH_FAILED", "", ENDS, None, False),
+    ("POWER_UP_NODE", "", WAITS, None, False),
+    ("RECONFIG_FAIL", "", ENDS, None, False),
+    ("UPDATE_DB", "", ENDS, None, False),
+]
 
 
-def test_every_word_of_the_manual_pages_is_known_by_both_names() -> None:
-    words = MANUAL.split()
-    for short, word in zip(words[::2], words[1::2], strict=True):
-        assert parse_state(word).word == parse_state(short).word == word
-        assert parse_state(word).phase != "unknown"
+@pytest.mark.parametrize(("word", "short", "phase", "code", "returns"), TABLE, ids=[row[0] for row in TABLE])
+def test_a_word_has_its_meaning_by_both_names(
+    word: str, short: str, phase: str, code: int | None, returns: bool
+) -> None:
+    for name in (word, short) if short else (word,):
+        state = parse_state(name)
+        assert (state.word, state.phase, state.code, state.returns) == (word, phase, code, returns)
+        assert state.terminal == (phase == OVER)
 
 
-def test_the_table_names_each_word_once() -> None:
-    words = [state.word for state in STATES] + [state.short for state in STATES if state.short]
-    assert len(words) == len(set(words))
-
-
-def test_only_ends_are_terminal() -> None:
-    ends = {state.word for state in STATES if state.terminal}
-    assert ends == {
-        *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "PREEMPTED"),
-        *("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"),
-    }
+def test_the_table_holds_these_words_and_no_other() -> None:
+    assert sorted(state.word for state in STATES) == sorted(row[0] for row in TABLE)
+    names = [state.word for state in STATES] + [state.short for state in STATES if state.short]
+    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize(
@@ -79,13 +106,6 @@ def test_suffixes_go_and_nothing_else_is_guessed(text: str, word: str) -> None:
 def test_a_word_outside_the_table_is_never_an_end(text: str) -> None:
     state = parse_state(text)
     assert state in STATES or (state.phase == "unknown" and not state.terminal)
-
-
-def test_states_have_our_exit_codes() -> None:
-    assert parse_state("CANCELLED").code == codes.CANCELLED
-    assert parse_state("TIMEOUT").code == parse_state("DEADLINE").code == codes.DEADLINE
-    assert parse_state("NODE_FAIL").code == parse_state("OUT_OF_MEMORY").code == codes.FAILED
-    assert parse_state("FAILED").code is None and parse_state("COMPLETED").code is None
 
 
 # --- exit codes ---
@@ -262,7 +282,7 @@ STAYS = """
 SLURM_JOB_ID SLURM_JOBID SLURM_CONF SLURM_CONF_SERVER SLURM_JWT SLURM_JOB_NODELIST SLURM_NODELIST
 SLURM_JOB_NUM_NODES SLURM_JOB_CPUS_PER_NODE SLURM_RESTART_COUNT SLURM_CLUSTER_NAME SLURM_WORKING_CLUSTER
 SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID SLURM_ARRAY_TASK_COUNT SLURM_HET_SIZE SLURM_JOB_NODELIST_HET_GROUP_0
-SLURM_JOB_ID_HET_GROUP_1 SLURM_JOB_NAME SLURM_JOB_PARTITION SLURM_JOB_ACCOUNT SLURM_JOB_QOS SLURM_JOB_USER
+SLURM_JOB_ID_HET_GROUP_0 SLURM_JOB_ID_HET_GROUP_1 SLURM_JOB_NAME SLURM_JOB_PARTITION SLURM_JOB_ACCOUNT SLURM_JOB_QOS SLURM_JOB_USER
 SLURM_JOB_END_TIME SLURM_SUBMIT_DIR SLURM_SUBMIT_HOST PATH HOME LD_LIBRARY_PATH PYTHONPATH PYTHONHOME
 CUDA_VISIBLE_DEVICES TMPDIR SLURMISH PMIXED OMP_NUM_THREADS
 """
@@ -270,8 +290,15 @@ CUDA_VISIBLE_DEVICES TMPDIR SLURMISH PMIXED OMP_NUM_THREADS
 
 def test_srun_keeps_what_describes_the_job_and_the_user() -> None:
     environ = {name: f"value of {name}, with a comma" for name in (GOES + STAYS).split()}
+    environ |= {"SLURM_JOB_ID": "7", "SLURM_JOB_ID_HET_GROUP_0": "7"}
     kept = step_environment(environ)
     assert kept == {name: environ[name] for name in STAYS.split()}
+
+
+def test_the_components_of_the_job_that_submitted_this_one_are_not_told_to_srun() -> None:
+    inherited = {"SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_0": "7", "SLURM_JOB_NODELIST_HET_GROUP_1": "n1"}
+    assert step_environment({"SLURM_JOB_ID": "8", **inherited}) == {"SLURM_JOB_ID": "8"}
+    assert step_environment({"SLURM_JOB_ID": "7", **inherited}) == {"SLURM_JOB_ID": "7", **inherited}
 
 
 def test_queries_are_not_filtered_by_variables() -> None:
