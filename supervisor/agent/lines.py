@@ -87,10 +87,14 @@ class Spec:
 
 
 def introduction() -> dict[str, Any]:
-    """Who says hello: the node by Slurm's name, and the step as JOB.STEP."""
+    """Who says hello: the node by Slurm's name, and the step as accounting names it, JOB.STEP with the raw id.
+
+    ALLOCD_STEP_JOB is that id where SLURM_JOB_ID is another: on a component of a heterogeneous job it is the leader's.
+    """
     env, host = os.environ, os.uname().nodename
     attempt = env.get("SLURM_RESTART_COUNT", "")
-    step = f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}" if {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= env.keys() else None
+    job, number = env.get("ALLOCD_STEP_JOB") or env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID")
+    step = f"{job}.{number}" if job and number else None
     return {
         "host": host,
         "pid": os.getpid(),

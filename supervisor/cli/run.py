@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import json
 import os
@@ -10,6 +11,7 @@ import shlex
 import shutil
 import socket
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.cli.output import refuse, sentence, tell
@@ -17,10 +19,12 @@ from supervisor.core import codes
 from supervisor.runs.registry import register
 
 if TYPE_CHECKING:
+    from supervisor.core.allocation import Allocation
     from supervisor.core.layout import Layout
     from supervisor.core.plan import Plan
     from supervisor.engine.prepare import Prepared
     from supervisor.engine.session import Outcome
+    from supervisor.engine.time_limit import EndTimeReader
     from supervisor.launch.base import Launcher
     from supervisor.scheduler.client import SlurmClient
 
@@ -60,10 +64,12 @@ def _run(args: argparse.Namespace, plan: Plan, plan_text: str) -> int:
     in_slurm = bool(os.environ.get("SLURM_JOB_ID")) and not args.local
     base = args.dir or os.environ.get("ALLOCD_RUNS") or plan.base
     launcher: Launcher
-    client: SlurmClient | None = None
+    clock: EndTimeReader | None = None
+    notes: tuple[str, ...] = ()
     if in_slurm:
-        jobid, attempt, nodes = _allocation(plan)
-        launcher, client = _srun()
+        allocation, launcher, clock, notes = _in_slurm(base)
+        jobid, attempt = allocation.jobid, allocation.attempt
+        nodes = prepare.slurm_nodes(plan, allocation.nodes)
     else:
         from supervisor.launch.local import LocalLauncher
 
@@ -73,42 +79,48 @@ def _run(args: argparse.Namespace, plan: Plan, plan_text: str) -> int:
         return _dry_run(prepare.layout_for(plan, base, attempt, jobid, nodes), launcher, args.json)
     prepared = prepare.prepare(plan, plan_text, base, attempt, jobid, nodes)
     try:
-        return _drive(args, prepared, launcher, client, plan_text)
+        return _drive(args, prepared, launcher, clock, plan_text, notes)
     finally:
         for descriptor in prepared.held:
             os.close(descriptor)
 
 
-def _allocation(plan: Plan) -> tuple[str, str, tuple[str, ...]]:
-    """The job's id, the attempt's id, and the node of each rank. Raises Unfit."""
-    from supervisor.core.slurm import expand_hostlist
-    from supervisor.engine.prepare import Unfit, slurm_nodes
-
-    jobid = os.environ["SLURM_JOB_ID"]
-    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
-    if not (restarts or "0").isdecimal():
-        raise Unfit(f"SLURM_RESTART_COUNT cannot be read: expected a number, found {restarts!r}")
-    attempt = jobid if restarts in ("", "0") else f"{jobid}.r{restarts}"
-    listed = os.environ.get("SLURM_JOB_NODELIST") or os.environ.get("SLURM_NODELIST", "")
-    try:
-        allocated = expand_hostlist(listed)
-    except ValueError as error:
-        raise Unfit(f"SLURM_JOB_NODELIST cannot be read: {error}") from error
-    if not jobid.isdecimal() or not allocated:
-        raise Unfit("SLURM_JOB_ID is set, but this is no allocation (no SLURM_JOB_NODELIST): unset it, or use --local")
-    return jobid, attempt, slurm_nodes(plan, allocated)
-
-
-def _srun() -> tuple[Launcher, SlurmClient]:
+def _in_slurm(base: str) -> tuple[Allocation, Launcher, EndTimeReader, tuple[str, ...]]:
+    """The allocation that we are in, its launcher, its clock, and sentences for the journal. Raises Unfit."""
+    from supervisor.core.allocation import allocation_from
     from supervisor.engine.prepare import Unfit
+    from supervisor.engine.time_limit import SlurmClock
     from supervisor.launch.srun import SrunLauncher
     from supervisor.scheduler.client import SlurmClient
 
+    client = SlurmClient()
+    try:
+        allocation = allocation_from(os.environ)
+    except ValueError as error:
+        raise Unfit(f"{error}: unset SLURM_JOB_ID, or use --local") from error
+    allocation, notes = _confirmed(allocation, client, base)
     srun = shutil.which("srun")
     if srun is None:
         raise Unfit("SLURM_JOB_ID is set, but there is no srun on PATH: add Slurm's bin directory, or use --local")
-    client = SlurmClient()
-    return SrunLauncher(client, srun), client
+    return allocation, SrunLauncher(client, allocation, srun), SlurmClock(client, allocation.records), notes
+
+
+def _confirmed(allocation: Allocation, client: SlurmClient, base: str) -> tuple[Allocation, tuple[str, ...]]:
+    """The allocation as the controller knows it, asked only where the variables alone may mislead: a job that an
+    array's task submitted inherits that task's name, and a run that is here already may be one of before a requeue of
+    which SLURM_RESTART_COUNT, lost on the way, did not tell."""
+    claims_task = "_" in allocation.jobid
+    if not claims_task and not os.path.exists(os.path.join(base, allocation.attempt)):
+        return allocation, ()
+    answer = asyncio.run(client.show_job(allocation.records[0]))
+    if answer.outcome == "failed":
+        return allocation, (f"that this is job {allocation.attempt} was not confirmed: {answer.problem}",)
+    if claims_task and (answer.record is None or answer.record.jobid != allocation.raw):
+        text = f"SLURM_ARRAY_JOB_ID and SLURM_ARRAY_TASK_ID are another job's: this is {allocation.raw}"
+        return replace(allocation, jobid=allocation.raw), (text,)
+    if answer.record is None or answer.record.restarts is None:
+        return allocation, ()
+    return replace(allocation, restarts=answer.record.restarts), ()
 
 
 def _dry_run(layout: Layout, launcher: Launcher, as_json: bool) -> int:
@@ -132,7 +144,12 @@ def _dry_run(layout: Layout, launcher: Launcher, as_json: bool) -> int:
 
 
 def _drive(
-    args: argparse.Namespace, prepared: Prepared, launcher: Launcher, client: SlurmClient | None, plan_text: str
+    args: argparse.Namespace,
+    prepared: Prepared,
+    launcher: Launcher,
+    clock: EndTimeReader | None,
+    plan_text: str,
+    notes: tuple[str, ...],
 ) -> int:
     import tomllib
 
@@ -156,7 +173,7 @@ def _drive(
         versions=versions(),
         cluster=os.environ.get("SLURM_CLUSTER_NAME", "") if launcher.kind == "slurm" else "",
     )
-    notes = (*prepared.notes, *_not_the_batch_process())
+    notes = (*notes, *prepared.notes, *_not_the_batch_process())
     printer = Printer(sys.stderr)
     try:
         if args.quiet:
@@ -166,7 +183,7 @@ def _drive(
         report = None if args.quiet else reporter(printer)
         gc.freeze()  # no collection looks again at what is there by now, the interpreter's last one included
         gc.enable()
-        outcome = drive(layout, launcher, opening, client=client, report=report, notes=notes)
+        outcome = drive(layout, launcher, opening, clock=clock, report=report, notes=notes)
         printer.settle()
         for text in (*outcome.trouble, _verdict(layout.run_id, outcome)):
             printer.print(f"allocctl: {text}")

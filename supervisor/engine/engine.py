@@ -99,7 +99,7 @@ class Engine:
         self._looker = Looker(self.layout, self.post, self._open_contracts)
         self._steps = Steps(self.layout, self._launcher, self._journal, self.post, lambda: self.state, self._cwd)
         if self._clock is not None:
-            self._time_limit = TimeLimit(self._clock, self.layout.jobid, self.post, lambda: self.state)
+            self._time_limit = TimeLimit(self._clock, self.post, lambda: self.state)
         await self._steps.open(limit)
         try:
             async with asyncio.TaskGroup() as self._group:

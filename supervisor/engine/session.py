@@ -13,9 +13,9 @@ from supervisor.core import events as ev
 from supervisor.core.layout import Layout
 from supervisor.engine.engine import Engine, Reporter
 from supervisor.engine.threads import in_thread
+from supervisor.engine.time_limit import EndTimeReader
 from supervisor.launch.base import Launcher
 from supervisor.launch.process import use_pidfd_watcher
-from supervisor.scheduler.client import SlurmClient
 
 STOPPING: Final = {
     signal.SIGTERM: "TERM",
@@ -46,37 +46,25 @@ def drive(
     launcher: Launcher,
     opening: ev.RunOpened,
     *,
-    client: SlurmClient | None = None,
+    clock: EndTimeReader | None = None,
     report: Reporter | None = None,
     notes: Sequence[str] = (),
 ) -> Outcome:
     """Run the plan of `layout` to its end in an event loop of its own. Raises OSError when the journal cannot be
     made."""
-    return asyncio.run(_drive(layout, launcher, opening, client, report, notes))
-
-
-class _Clock:
-    """Slurm's EndTime of the job, from the controller."""
-
-    def __init__(self, client: SlurmClient) -> None:
-        self._client = client
-
-    async def end_time(self, jobid: str) -> float | None:
-        answer = await self._client.show_job(jobid)
-        return answer.record.end if answer.record is not None else None
+    return asyncio.run(_drive(layout, launcher, opening, clock, report, notes))
 
 
 async def _drive(
     layout: Layout,
     launcher: Launcher,
     opening: ev.RunOpened,
-    client: SlurmClient | None,
+    clock: EndTimeReader | None,
     report: Reporter | None,
     notes: Sequence[str],
 ) -> Outcome:
     use_pidfd_watcher()
     loop = asyncio.get_running_loop()
-    clock = _Clock(client) if client is not None else None
     engine = Engine(layout, launcher, opening, report=report, clock=clock, notes=notes)
     stopping = {number: name for number, name in STOPPING.items() if not _is_nohup(number)}
     for number, name in stopping.items():

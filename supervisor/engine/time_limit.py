@@ -5,31 +5,46 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from supervisor.core import events as ev
 from supervisor.core.state import RunState
 from supervisor.engine.clock import utc
+from supervisor.scheduler.client import SlurmClient
 
 REREAD_SOONEST: Final = 30.0  # seconds between two readings of the job's end time, at least
 
 
 class EndTimeReader(Protocol):
-    """Who knows when the allocation ends: Slurm's client, or nobody."""
+    """Who knows when the allocation ends: Slurm, or nobody."""
 
-    async def end_time(self, jobid: str) -> float | None:
-        """The job's EndTime, in seconds since the epoch; None when it is not known now."""
+    async def end_time(self) -> float | None:
+        """When it ends, in seconds since the epoch; None when that is not known now."""
+
+
+class SlurmClock:
+    """The EndTime of a job from the controller: of a heterogeneous job, by its components' `records`, the first.
+
+    Each component has a limit of its own. When the leader's has come, Slurm ends them all; when another's has, it ends
+    that one alone, with the ranks there (measured on 22.05).
+    """
+
+    def __init__(self, client: SlurmClient, records: Sequence[str]) -> None:
+        self._client = client
+        self._records = records
+
+    async def end_time(self) -> float | None:
+        answers = await asyncio.gather(*map(self._client.show_job, self._records))
+        ends = [answer.record.end for answer in answers if answer.record is not None]
+        return min((end for end in ends if end is not None), default=None)
 
 
 class TimeLimit:
     """Tells the machine of every end time that is news."""
 
-    def __init__(
-        self, clock: EndTimeReader, jobid: str, post: Callable[[ev.Event], None], state: Callable[[], RunState]
-    ) -> None:
+    def __init__(self, clock: EndTimeReader, post: Callable[[ev.Event], None], state: Callable[[], RunState]) -> None:
         self._clock = clock
-        self._jobid = jobid
         self._post = post
         self._state = state
         self._loop = asyncio.get_running_loop()
@@ -44,7 +59,7 @@ class TimeLimit:
 
     async def read(self) -> None:
         """Tell the machine of an end time that it does not know yet."""
-        end = await self._clock.end_time(self._jobid)
+        end = await self._clock.end_time()
         if end is None:
             return
         end_at = self._loop.time() + (end - time.time())

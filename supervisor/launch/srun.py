@@ -9,6 +9,8 @@ Why each option is there (measured on Slurm 22.05):
   the site says. Never `--unbuffered`, which makes the task's stdout a terminal, nor `--label`.
 * `--kill-on-bad-exit=0 --wait=0`: what a failure means is the engine's decision.
 * `--job-name`: unique in the allocation. It is the only handle by which a run finds its own steps.
+* `--jobid`: the raw id, for srun takes no other. `--het-group`: the component of a heterogeneous job that has the node;
+  why its steps are looked for, and told by the agent, under another id than `--jobid` is said in `core/allocation.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from supervisor.core.allocation import Allocation, Component
 from supervisor.core.layout import Layout
 from supervisor.core.slurm import step_environment
 from supervisor.launch.base import NoStep, StepCommand, agent_argv, rank_directory, sweep_argv
@@ -29,8 +32,15 @@ class SrunLauncher:
     kind = "slurm"
     loses_early_signals = True
 
-    def __init__(self, client: SlurmClient, srun: str = "srun", environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        client: SlurmClient,
+        allocation: Allocation,
+        srun: str = "srun",
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self._client = client
+        self._allocation = allocation
         self._srun = srun
         self._environment = step_environment(os.environ if environ is None else environ)
 
@@ -39,7 +49,8 @@ class SrunLauncher:
         role = layout.plan.role_of(rank)
         if role.agent == "on":
             command = agent_argv(layout, rank)
-            return StepCommand((*self._options(layout, rank), *layout.srun_options(rank), *command), self._environment)
+            env = {**self._environment, "ALLOCD_STEP_JOB": self._owner(layout, rank).jobid}
+            return StepCommand((*self._options(layout, rank), *layout.srun_options(rank), *command), env)
         env = {**self._environment, **layout.rank_environment(rank)}
         directory = rank_directory(layout, rank)
         where = () if directory is None else (f"--chdir={directory}",)  # on the node: it need not exist here
@@ -53,7 +64,8 @@ class SrunLauncher:
 
     async def signal(self, layout: Layout, rank: int, pid: int, signal: str) -> str | None:
         """`scancel --signal` of the step, found by its name: a signal to srun would kill the task without a word."""
-        steps = await self._client.steps_by_name(layout.jobid)
+        owner = self._owner(layout, rank).jobid if self._allocation.heterogeneous else layout.jobid
+        steps = await self._client.steps_by_name(owner)
         if steps is None:
             return "Slurm did not say which steps run"
         step = steps.get(layout.step_name(rank))
@@ -65,10 +77,18 @@ class SrunLauncher:
         """TERM to srun, at which Slurm kills the task; srun itself is killed only if it does not end then."""
         process.terminate()
 
+    def _owner(self, layout: Layout, rank: int) -> Component:
+        """The job to which Slurm counts the rank's step."""
+        node = layout.nodes[rank]
+        return next(component for component in self._allocation.components if node in component.nodes)
+
     def _options(self, layout: Layout, rank: int, name: str = "", stdin: str = "all") -> tuple[str, ...]:
+        components = self._allocation.components
+        group = components.index(self._owner(layout, rank))
         return (
             self._srun,
-            f"--jobid={layout.jobid}",
+            f"--jobid={self._allocation.raw}",
+            *([f"--het-group={group}"] if self._allocation.heterogeneous else []),
             f"--job-name={name}{layout.step_name(rank)}",
             f"--nodelist={layout.nodes[rank]}",
             "--nodes=1",

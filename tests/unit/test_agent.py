@@ -222,6 +222,11 @@ def test_hello_comes_first_and_unasked(hire: Callable[..., Engine]) -> None:
     }
 
 
+def test_a_step_on_a_component_is_called_by_the_components_own_id(hire: Callable[..., Engine]) -> None:
+    slurm = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "4", "ALLOCD_STEP_JOB": "13"}
+    assert hire(env={**os.environ, **slurm}).next()["step"] == "13.4"
+
+
 def test_hello_without_slurm(hire: Callable[..., Engine]) -> None:
     engine = hire(env={"PATH": os.environ["PATH"]})
     hello = engine.next()
