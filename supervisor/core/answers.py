@@ -101,7 +101,7 @@ def read_answer(
     try:
         if trouble:
             pass
-        elif source == "scontrol" and says_unknown_job(returncode, stderr):
+        elif source == "scontrol" and says_unknown_job(returncode, stderr, stdout):
             outcome = "absent"
         elif returncode != 0:
             problem = f"{source} ended with {returncode}: {_last_line(stderr)}"
@@ -137,9 +137,14 @@ def read_answer(
 _COMPLAINT: Final = re.compile(r"\b(?:error|fatal)\b", re.IGNORECASE)
 
 
-def says_unknown_job(returncode: int | None, stderr: str) -> bool:
-    """Whether the controller answered that it does not know the job, the one refusal that is an answer."""
-    return bool(returncode) and "Invalid job id specified" in stderr
+def says_unknown_job(returncode: int | None, stderr: str, stdout: str = "") -> bool:
+    """Whether the controller answered that it does not know the job, the one refusal that is an answer.
+
+    Of an array that it knows, scontrol says so of a task on stdout: `Job 7_3 not found` (22.05).
+    """
+    if not returncode:
+        return False
+    return "Invalid job id specified" in stderr or bool(re.fullmatch(r"Job \d+[_+]\d+ not found", stdout.strip()))
 
 
 def _last_line(text: str) -> str:

@@ -25,6 +25,7 @@ from typing import Final
 
 from supervisor.core.slurm import (
     ExitCode,
+    JobId,
     Source,
     State,
     Unreadable,
@@ -153,7 +154,7 @@ def parse_sacct(text: str, jobid: str) -> Accounting:
     Raises `Unreadable` when any line of the answer has another shape than was asked for.
     """
     wanted = parse_job_id(jobid)
-    column = "JobIDRaw" if wanted.task is None and wanted.offset is None else "JobID"
+    column = _id_column(wanted)
     found: list[tuple[JobRecord, list[StepRecord]]] = []
     ours = False
     for line in text.split("\n"):
@@ -171,6 +172,11 @@ def parse_sacct(text: str, jobid: str) -> Accounting:
         return Accounting(None)
     record, steps = max(enumerate(found), key=lambda item: (_age(item[1][0]), item[0]))[1]
     return Accounting(record, tuple(steps), len(found))
+
+
+def _id_column(job: JobId) -> str:
+    """Which of sacct's columns names this job."""
+    return "JobIDRaw" if job.task is None and job.offset is None else "JobID"
 
 
 def _age(record: JobRecord) -> tuple[float, float]:
@@ -342,3 +348,31 @@ def parse_squeue_steps(text: str) -> dict[str, str]:
         if mark and re.fullmatch(r"\d+(?:[_+]\d+)?\.\w+", step.strip()):
             ids.setdefault(name, []).append(step.strip())
     return {name: found[0] for name, found in ids.items() if len(found) == 1}
+
+
+# --- many jobs in one call ----------------------------------------------------------------------------------
+
+
+def share_sacct(text: str, jobids: Iterable[str]) -> dict[str, str]:
+    """Each job's own lines of an answer to `sacct_argv` for all of them: what `parse_sacct` would read of it.
+
+    Lines of another shape go to every job, and spoil its answer: whose they are cannot be known.
+    """
+    shares: dict[str, list[str]] = {jobid: [] for jobid in jobids}
+    of: dict[tuple[str, str], list[list[str]]] = {}
+    for jobid, share in shares.items():
+        job = parse_job_id(jobid)
+        of.setdefault((_id_column(job), job.allocation), []).append(share)
+    owners: list[list[str]] = []  # steps follow their own incarnation's row
+    for line in filter(str.strip, text.split("\n")):
+        try:
+            row = _sacct_row(line)
+        except Unreadable:
+            for share in shares.values():
+                share.append(line)
+            continue
+        if "." not in row["JobIDRaw"]:
+            owners = [share for column in ("JobIDRaw", "JobID") for share in of.get((column, row[column]), [])]
+        for share in owners:
+            share.append(line)
+    return {jobid: "".join(f"{line}\n" for line in share) for jobid, share in shares.items()}

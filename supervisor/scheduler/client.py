@@ -17,19 +17,33 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
 from supervisor.core.answers import Answer, read_answer, says_unknown_job
-from supervisor.core.slurm import JobId, Source, parse_job_id, query_environment
-from supervisor.core.slurm_records import parse_squeue_steps, sacct_argv, scontrol_argv, squeue_steps_argv
+from supervisor.core.slurm import JobId, Source, Unreadable, parse_job_id, query_environment
+from supervisor.core.slurm_queue import QueueRow, parse_squeue_jobs, squeue_jobs_argv
+from supervisor.core.slurm_records import (
+    parse_squeue_steps,
+    sacct_argv,
+    scontrol_argv,
+    share_sacct,
+    squeue_steps_argv,
+)
 
 DEADLINE: Final = 5.0
 MAX_OUTPUT: Final = 4 * 1024 * 1024
 _CHUNK: Final = 65_536
+
+QUEUED_AT_ONCE: Final = 1000
+BOOKED_AT_ONCE: Final = 200
+"""So many ids go into one call of squeue (one argument may hold 131,071 bytes, and the id of an array's task up to 21)
+and of sacct (which prints a line for every step: `MAX_OUTPUT` has to hold them).
+"""
 
 
 def utc_now() -> datetime:
@@ -47,11 +61,29 @@ class Printed:
     trouble: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What squeue said about several jobs: `rows` by display id, or the `problem` with the question ("" if none).
+
+    A job without a row is not in the controller's memory, or has two rows there. `argv`, `at` (UTC in ISO 8601),
+    `returncode`, `stdout` and `stderr` are the evidence; where many ids took several calls, of the last one.
+    """
+
+    argv: tuple[str, ...]
+    at: str
+    returncode: int | None
+    stdout: str = ""
+    stderr: str = ""
+    problem: str = ""
+    rows: Mapping[str, QueueRow] = field(default_factory=dict)
+
+
 class SlurmClient:
     """Slurm's commands as found on PATH of `environ` (default: this process's), on one cluster (default: its
     own).
 
-    `deadline` is in seconds a call, `max_output` in bytes for each of stdout and stderr.
+    `deadline` is in seconds a call, `max_output` in bytes for each of stdout and stderr. The attribute `calls` counts
+    the commands that were run, by name.
     """
 
     def __init__(
@@ -68,6 +100,7 @@ class SlurmClient:
         self._deadline = deadline
         self._max_output = max_output
         self._now = now
+        self.calls: Counter[str] = Counter()
 
     async def sacct(self, jobid: str) -> Answer:
         """What accounting says about a job, its steps included."""
@@ -80,6 +113,45 @@ class SlurmClient:
         """
         parse_job_id(jobid)
         return await self._ask("scontrol", jobid, scontrol_argv(jobid, self._cluster))
+
+    async def queue(self, jobids: Collection[str]) -> Queue:
+        """What squeue shows of these jobs, in one call; of more than `QUEUED_AT_ONCE`, in several, one after another,
+        of which the first that fails is the answer.
+        """
+        answer = Queue(argv=("squeue",), at=self._moment(), returncode=0)
+        rows: dict[str, QueueRow] = {}
+        for some in _cut(jobids, QUEUED_AT_ONCE):
+            argv, at = squeue_jobs_argv(some, self._cluster), self._moment()
+            printed = await self.run(argv)
+            answer = Queue(tuple(argv), at, printed.returncode, printed.stdout, printed.stderr)
+            try:
+                found = _rows(printed)
+            except Unreadable as error:
+                return replace(answer, problem=str(error))
+            rows |= found
+        return replace(answer, rows=rows)
+
+    async def accounting(self, jobids: Collection[str]) -> dict[str, Answer]:
+        """What accounting says about each of these jobs, in one call; of more than `BOOKED_AT_ONCE`, in several, one
+        after another. An answer holds the command line of the whole call, and its own job's lines of what it printed.
+        """
+        answers: dict[str, Answer] = {}
+        for some in _cut(jobids, BOOKED_AT_ONCE):
+            argv, at = sacct_argv(some, self._cluster), self._moment()
+            printed = await self.run(argv)
+            for jobid, stdout in share_sacct(printed.stdout, some).items():
+                answers[jobid] = _read("sacct", jobid, argv, at, replace(printed, stdout=stdout))
+        return answers
+
+    async def cancel_job(self, jobid: str) -> str:
+        """Cancel a whole job, array task or component, because a person asked for it: why that failed, or "".
+
+        "" says that the request was taken; scancel says nothing of a job that is over or unknown (22.05).
+        """
+        if (job := parse_job_id(jobid)).step is not None:
+            raise ValueError(f"{jobid!r} is a step, and a whole job was to be cancelled: {job.allocation}")
+        printed = await self.run(["scancel", *self._clusters(), jobid])
+        return printed.trouble or ("" if printed.returncode == 0 else _complaint("scancel", printed))
 
     async def steps_by_name(self, jobid: str) -> dict[str, str] | None:
         """Ids of the job's living steps by name; {} when it has none, None when Slurm could not be asked."""
@@ -101,28 +173,24 @@ class SlurmClient:
             raise ValueError(f"{step!r} is no step that can be signalled: expected JOB.NUMBER")
         if not re.fullmatch(r"[A-Z][A-Z0-9]{1,9}", signame):
             raise ValueError(f"{signame!r} is no signal's name")
-        cluster = [f"--clusters={self._cluster}"] if self._cluster else []
-        printed = await self.run(["scancel", *cluster, "--ctld", f"--signal={signame}", step])
+        printed = await self.run(["scancel", *self._clusters(), "--ctld", f"--signal={signame}", step])
         return printed.returncode == 0
 
     async def _ask(self, source: Source, jobid: str, argv: Sequence[str]) -> Answer:
-        at = self._now().isoformat(timespec="milliseconds")
-        printed = await self.run(argv)
-        return read_answer(
-            source=source,
-            jobid=jobid,
-            argv=argv,
-            at=at,
-            returncode=printed.returncode,
-            stdout=printed.stdout,
-            stderr=printed.stderr,
-            trouble=printed.trouble,
-        )
+        at = self._moment()
+        return _read(source, jobid, argv, at, await self.run(argv))
+
+    def _moment(self) -> str:
+        return self._now().isoformat(timespec="milliseconds")
+
+    def _clusters(self) -> list[str]:
+        return [f"--clusters={self._cluster}"] if self._cluster else []
 
     async def run(self, argv: Sequence[str]) -> Printed:
         """Run one command to its end, to the deadline, or to the limit of its output; it is gone when this
         returns.
         """
+        self.calls[argv[0]] += 1
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv,
@@ -179,6 +247,44 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         _kill(process)
         await asyncio.shield(process.wait())
+
+
+def _read(source: Source, jobid: str, argv: Sequence[str], at: str, printed: Printed) -> Answer:
+    return read_answer(
+        source=source,
+        jobid=jobid,
+        argv=argv,
+        at=at,
+        returncode=printed.returncode,
+        stdout=printed.stdout,
+        stderr=printed.stderr,
+        trouble=printed.trouble,
+    )
+
+
+def _rows(printed: Printed) -> dict[str, QueueRow]:
+    """The rows of one squeue call by display id; `Unreadable` says why there are none."""
+    if says_unknown_job(printed.returncode, printed.stderr):  # one id alone, and it is unknown
+        return {}
+    if printed.returncode != 0:
+        raise Unreadable(printed.trouble or _complaint("squeue", printed))
+    rows = parse_squeue_jobs(printed.stdout)
+    seen = Counter(row.display for row in rows)
+    return {row.display: row for row in rows if seen[row.display] == 1}
+
+
+def _complaint(command: str, printed: Printed) -> str:
+    lines = printed.stderr.strip().splitlines() or ["no message"]
+    return f"{command} ended with {printed.returncode}: {lines[-1][:300]}"
+
+
+def _cut(jobids: Collection[str], size: int) -> Iterator[list[str]]:
+    """The ids, checked, each once, in lists that one call can take."""
+    every = list(dict.fromkeys(jobids))
+    for jobid in every:
+        parse_job_id(jobid)
+    for begin in range(0, len(every), size):
+        yield every[begin : begin + size]
 
 
 def _is_step(job: JobId) -> bool:

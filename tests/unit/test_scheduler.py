@@ -96,6 +96,12 @@ async def test_absence_is_an_answer_and_refusal_is_none(tmp_path: Path, script: 
     assert await slurm.steps_by_name("7") is None
 
 
+async def test_a_task_that_its_array_has_no_more_is_absent(tmp_path: Path, script: Script) -> None:
+    """As scontrol says it of a task that was cancelled before it began."""
+    script("scontrol", "echo 'Job 7_3 not found'; exit 1")
+    assert (await client(tmp_path).show_job("7_3")).outcome == "absent"
+
+
 async def test_steps_by_name(tmp_path: Path, script: Script) -> None:
     script("squeue", "printf '7.0|allocd-x-0\\n7.batch|batch\\n'")
     assert await client(tmp_path).steps_by_name("7") == {"allocd-x-0": "7.0", "batch": "7.batch"}
@@ -353,3 +359,115 @@ async def test_a_whole_array_is_no_question_for_patience() -> None:
     slurm = Scripted([book("COMPLETED", display="7_3")], [NO_JOB])
     truth = await slurm.verify(True)
     assert truth.standing == "several" and "7_3" in str(truth.doubt) and not slurm.pauses
+
+
+# --- many jobs in one call ---
+
+
+QUEUED = "{job}|{job}|RUNNING|1000|1001|1602|1000|0|None|"
+
+
+async def test_one_squeue_tells_of_many_jobs(tmp_path: Path, script: Script) -> None:
+    rows = [
+        QUEUED.format(job="7"),
+        "9|8_3|PENDING|1000|N/A|N/A|1000|2|ReqNodeNotAvail, UnavailableNodes:n[1-2]|x|",
+        "11|10+1|CANCELLED by 0|1000|1001|1002|1000|0|None|",
+    ]
+    (tmp_path / "rows").write_text("\n".join(["CLUSTER: east", *rows, ""]))
+    script("squeue", f'printf "%s\\n" "$@" >"{tmp_path}/args"; exec cat "{tmp_path}/rows"')
+    slurm = client(tmp_path, cluster="east")
+    answer = await slurm.queue(["7", "8_3", "10+1", "99", "7"])
+    assert answer.problem == "" and set(answer.rows) == {"7", "8_3", "10+1"}
+    pending = answer.rows["8_3"]
+    assert (pending.jobid, pending.state.word, pending.restarts, pending.start) == ("9", "PENDING", 2, None)
+    assert pending.reason == "ReqNodeNotAvail, UnavailableNodes:n[1-2]|x"
+    assert (answer.rows["7"].uid, answer.rows["7"].end) == (1000, 1602.0)
+    assert answer.rows["10+1"].state.terminal
+    assert {"--jobs=7,8_3,10+1,99", "--clusters=east"} <= set((tmp_path / "args").read_text().splitlines())
+    assert (answer.stdout, answer.at) == ((tmp_path / "rows").read_text(), "2026-11-30T20:28:38.000+00:00")
+    assert slurm.calls == {"squeue": 1}
+
+
+async def test_a_squeue_that_fails_says_nothing_about_the_jobs(tmp_path: Path, script: Script) -> None:
+    slurm = client(tmp_path)
+    script("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert (await slurm.queue(["7"])).problem == ""
+    script("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    answer = await slurm.queue(["7"])
+    assert "Unable to contact" in answer.problem and answer.returncode == 1 and not answer.rows
+    script("squeue", f"echo '{QUEUED.format(job='7')}'; echo '8|8|RUNNING'")
+    answer = await slurm.queue(["7", "8"])
+    assert "another shape" in answer.problem and not answer.rows
+    script("squeue", f"echo '{QUEUED.format(job='7')}'; echo '{QUEUED.format(job='7')}'")
+    assert (await slurm.queue(["7"])).rows == {}  # which of the two is meant cannot be known
+    with pytest.raises(ValueError, match="no Slurm job id"):
+        await slurm.queue(["7", "8;x"])
+
+
+async def test_one_sacct_gives_each_job_an_answer_that_reads_again_to_itself(tmp_path: Path, script: Script) -> None:
+    text = (
+        ROW.format(state="FAILED", code="4:0", end="1002")
+        + "7.batch|FAILED|4:0||7.batch|1000|1001|1002||c|node1\n"
+        + "9|COMPLETED|0:0|0:0|8_3|1000|1001|1002|ann|c|node1\n"
+        + "9.0|COMPLETED|0:0||8_3.0|1000|1001|1002||c|node1\n"
+        + "8|RUNNING|0:0|0:0|8_4|1000|1001|Unknown|ann|c|node1\n"
+        + ROW.format(state="COMPLETED", code="0:0", end="1009").replace("|1000|", "|1003|")
+    )
+    (tmp_path / "rows").write_text(text)
+    script("sacct", f'exec cat "{tmp_path}/rows"')
+    slurm = client(tmp_path)
+    answers = await slurm.accounting(["7", "8_3", "8_4", "99"])
+    single = {jobid: await slurm.sacct(jobid) for jobid in answers}
+    assert slurm.calls == {"sacct": 1 + 4}
+    for jobid, answer in answers.items():
+        assert (answer.outcome, answer.record, answer.steps) == (
+            single[jobid].outcome,
+            single[jobid].record,
+            single[jobid].steps,
+        )
+        assert Answer.from_dict(answer.to_dict()) == answer
+        assert "--jobs=7,8_3,8_4,99" in answer.argv
+    assert answers["7"].record is not None and answers["7"].record.state.word == "COMPLETED"
+    assert answers["7"].incarnations == 2
+    assert answers["8_3"].stdout.splitlines() == text.splitlines()[2:4]
+    assert answers["99"].outcome == "absent" and answers["99"].stdout == ""
+
+
+async def test_a_line_that_cannot_be_read_spoils_every_answer(tmp_path: Path, script: Script) -> None:
+    (tmp_path / "rows").write_text(ROW.format(state="COMPLETED", code="0:0", end="1002") + "7|COMPLETED|0:0\n")
+    script("sacct", f'exec cat "{tmp_path}/rows"')
+    answers = await client(tmp_path).accounting(["7", "8"])
+    assert {answer.outcome for answer in answers.values()} == {"failed"}
+    assert all("another shape" in answer.problem for answer in answers.values())
+    assert all(Answer.from_dict(answer.to_dict()) == answer for answer in answers.values())
+
+
+async def test_a_sacct_that_fails_fails_for_every_job(tmp_path: Path, script: Script) -> None:
+    script("sacct", "echo 'sacct: error: Connection refused' >&2; exit 1")
+    answers = await client(tmp_path).accounting(["7", "8"])
+    assert {(a.jobid, a.outcome, a.returncode) for a in answers.values()} == {("7", "failed", 1), ("8", "failed", 1)}
+    assert await client(tmp_path).accounting([]) == {}
+
+
+async def test_long_lists_are_cut_into_calls_that_an_argument_can_hold(tmp_path: Path, script: Script) -> None:
+    script("squeue", "true")
+    script("sacct", "true")
+    slurm = client(tmp_path)
+    ids = [f"4294967295_{4_000_000_000 + n}" for n in range(2500)]
+    assert (await slurm.queue(ids)).problem == ""
+    assert set(await slurm.accounting(ids[:500])) == set(ids[:500])
+    assert slurm.calls == {"squeue": 3, "sacct": 3}
+
+
+async def test_a_whole_job_is_cancelled_by_its_id_alone(tmp_path: Path, script: Script) -> None:
+    script("scancel", f'printf "%s\\n" "$@" >"{tmp_path}/args"')
+    slurm = client(tmp_path, cluster="east")
+    assert await slurm.cancel_job("7_3") == ""
+    assert (tmp_path / "args").read_text().splitlines() == ["--clusters=east", "7_3"]
+    script("scancel", "echo 'scancel: error: Kill job error on job id 7: Access/permission denied' >&2; exit 1")
+    assert "Access/permission denied" in await slurm.cancel_job("7")
+    for malformed in ("7.0", "7.batch"):
+        with pytest.raises(ValueError, match="is a step"):
+            await slurm.cancel_job(malformed)
+    with pytest.raises(ValueError, match="no Slurm job id"):
+        await slurm.cancel_job("--user=ann")
