@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from supervisor.cli.output import complain, refuse, sentence, tell
 from supervisor.core import codes
-from supervisor.runs.registry import NoSuchRun, find_run, runs_of_job
+from supervisor.runs.registry import NoSuchRun, find_run
 from supervisor.runs.saved import Document, Unreadable, fold_document, read_receipt
 
 if TYPE_CHECKING:
@@ -67,27 +67,22 @@ def run(args: argparse.Namespace) -> int:
         return refuse(args, sentence(error), codes.UNVERIFIABLE)
     except KeyboardInterrupt:
         return refuse(args, "interrupted; that ends this wait alone: the job goes on", codes.INTERRUPTED)
-    _print(sealed.documents, args.json)
+    _print(sealed, args.json)
     for text in sealed.trouble:
         complain(text)
-    code = next((int(d["verdict"]["code"]) for d in sealed.documents if d["verdict"]["code"]), codes.OK)
-    return code or (codes.FAULT if sealed.trouble else codes.OK)
+    return sealed.code
 
 
 def _sealed(args: argparse.Namespace) -> Sealed:
     """The sealed document of each run of the job (or of the job alone), and what could not be saved."""
-    from supervisor.runs.sealing import Sealed, seal_runs, write_outcomes
+    from supervisor.runs.sealing import Sealed, seal_job, sealed_already
 
     jobid, run_dirs = _target(args)
     if not jobid[0].isdecimal():
         return Sealed([read_receipt(run_dir, "receipt.run.json") or fold_document(run_dir) for run_dir in run_dirs])
-    sealed = [document for run_dir in run_dirs if (document := read_receipt(run_dir, "receipt.json"))]
-    if run_dirs and len(sealed) == len(run_dirs) and not _came_again(args, jobid, run_dirs):
-        return Sealed(sealed, write_outcomes(run_dirs, jobid, sealed[0]))
-    truth = _ask(args, jobid, args.patience)
-    if not run_dirs and truth.record is not None:
-        run_dirs = runs_of_job(truth.record.jobid)  # 12_3 is a job with an id of its own
-    return seal_runs(run_dirs, jobid, truth, args.patience)
+    if (before := sealed_already(jobid, run_dirs)) and not _came_again(args, jobid, run_dirs):
+        return before
+    return seal_job(jobid, [_ask(args, jobid, args.patience)], args.patience, run_dirs=run_dirs or None)
 
 
 # --- which job, which runs -----------------------------------------------------------------------------------------
@@ -96,7 +91,7 @@ def _sealed(args: argparse.Namespace) -> Sealed:
 def _target(args: argparse.Namespace) -> tuple[str, list[str]]:
     """The job's id (or a local run's), and the directories of the runs of its last attempt. Raises NoSuchRun."""
     from supervisor.core.slurm import parse_job_id
-    from supervisor.runs.sealing import job_of
+    from supervisor.runs.sealing import find_runs, job_of
 
     name = args.run or args.job or os.environ.get("SLURM_JOB_ID")
     if not name:
@@ -107,7 +102,7 @@ def _target(args: argparse.Namespace) -> tuple[str, list[str]]:
         except ValueError:
             pass
         else:
-            return jobid, runs_of_job(jobid)
+            return jobid, find_runs(jobid)
     run_dir = find_run(name)
     return job_of(run_dir), [run_dir]
 
@@ -139,14 +134,11 @@ def _ask(args: argparse.Namespace, jobid: str, patience: float) -> Truth:
 # --- what is printed -----------------------------------------------------------------------------------------------
 
 
-def _print(documents: list[Document], as_json: bool) -> None:
+def _print(sealed: Sealed, as_json: bool) -> None:
     if as_json:
-        # A job with several runs has a receipt for each; its verdict is the first that is no success.
-        worst = next((d for d in documents if d["verdict"]["code"]), documents[0])
-        several = {"schema_version": 1, "kind": "job", "verdict": worst["verdict"], "receipts": documents}
-        tell(json.dumps(documents[0] if len(documents) == 1 else several, ensure_ascii=False, indent=1))
+        tell(json.dumps(sealed.document, ensure_ascii=False, indent=1))
         return
-    for document in documents:
+    for document in sealed.documents:
         verdict = document["verdict"]
         name = document.get("run_id") or document["jobid"]
         tell(f"{name}: {verdict['outcome']} {verdict['code']} ({verdict['origin']}): {verdict['summary']}")
@@ -187,19 +179,11 @@ def _replay(path: str, as_json: bool) -> int:
 def _changed(document: Document) -> list[str]:
     """What in a sealed receipt is not as it was sealed, beyond the verdict: the run inside it is byte for byte the run
     receipt of that sha256, and what is said of Slurm follows from Slurm's own words."""
-    from supervisor.core.truth import Answer, decide
+    from supervisor.core.receipt import changed_conclusions
     from supervisor.engine.receipts import render
 
     problems = []
-    digest, slurm = document.get("run_sha256"), document.get("slurm")
+    digest = document.get("run_sha256")
     if digest is not None and hashlib.sha256(render(document["run"])).hexdigest() != digest:
         problems.append("the run is not the one that was sealed: its sha256 is another")
-    if slurm is not None:
-        answers = [Answer.from_dict(answer) for answer in slurm["answers"]]
-        derived = decide(str(document["jobid"]), answers).to_dict()
-        problems += [
-            f"Slurm's answers say {key} {derived[key]!r}, the receipt says {slurm.get(key)!r}"
-            for key in ("standing", "state", "source", "exit_code", "raw", "code")
-            if derived[key] != slurm.get(key)
-        ]
-    return problems
+    return problems + (changed_conclusions(document) if document["kind"] == "sealed" else [])

@@ -4,7 +4,9 @@
 end, marker, artifacts, collection, notes, doubts, timeline, versions. Inside a job its verdict is "first observed".
 
 `receipt.json` (kind "sealed") is made when the job is over, by whoever sees that: the run receipt as it is with its
-sha256 (or null where there is none), Slurm's answers as printed, and the verdict over both.
+sha256 (or null where there is none), Slurm's answers as printed, and the verdict over both. "slurm" is the truth about
+the job; of a heterogeneous job that of the component that decides, and "components" holds all of them (else it is
+empty). "known" is what was known of the job besides its id, by which Slurm's record is told from a stranger's.
 
 `replay` derives the verdict again from nothing but what is saved, and says whether it is the saved one. It trusts no
 conclusion in the document: failures are read back as failures, Slurm's answers as text.
@@ -17,10 +19,12 @@ from dataclasses import asdict, fields
 from typing import Any, Final
 
 from supervisor.core import events as ev
+from supervisor.core.identity import NOTHING, Known, Stranger, not_of_this_job, renamed
 from supervisor.core.layout import Layout
 from supervisor.core.state import End, Failure, RankState, RunState
+from supervisor.core.steps import StepComparison, compare_steps
 from supervisor.core.story import timeline
-from supervisor.core.truth import Answer, StepComparison, Truth, compare_steps, decide
+from supervisor.core.truth import Answer, Truth, decide, deciding, restarts_of
 from supervisor.core.verdict import (
     NATIVE,
     Evidence,
@@ -30,6 +34,7 @@ from supervisor.core.verdict import (
     first_failure,
     judge_run,
     judge_sealed,
+    unproven,
 )
 
 SCHEMA_VERSION: Final = 1
@@ -143,31 +148,65 @@ def _rank(rank: RankState, layout: Layout) -> Document:
 
 
 def sealed_receipt(
-    run: Document | None, run_sha256: str | None, truth: Truth, *, versions: Mapping[str, str]
+    run: Document | None,
+    run_sha256: str | None,
+    jobid: str,
+    truths: Sequence[Truth],
+    *,
+    versions: Mapping[str, str],
+    known: Known = NOTHING,
 ) -> Document:
-    """The run receipt (None: a job without one) and Slurm's truth, with the verdict over both."""
-    steps = _compare_steps(run, truth)
-    verdict = judge_sealed(evidence_from(run) if run else None, truth, steps.contradictions)
+    """The run receipt (None: a job without one) and Slurm's truth, with the verdict over both. `truths`: one, or that
+    of each component of a heterogeneous job, in their order."""
+    truth, steps = deciding(truths), _compare_steps(run, truths)
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "sealed",
-        "jobid": truth.jobid,
+        "jobid": jobid,
         "run_id": run.get("run_id") if run else None,
-        "verdict": verdict.as_dict(),
+        "verdict": _judge(run, truths, known).as_dict(),
         "slurm": truth.to_dict(),
-        "steps": [step.raw for step in truth.steps],
-        "disagreements": [*steps.contradictions, *steps.unconfirmed],
+        "components": [each.to_dict() for each in truths] if len(truths) > 1 else [],
+        "steps": [step.raw for each in truths for step in each.steps],
+        "disagreements": [*steps.contradictions, *steps.unconfirmed, *_renamings(truths, known)],
+        "known": asdict(known),
         "run": run,
         "run_sha256": run_sha256,
         "versions": dict(versions),
     }
 
 
-def _compare_steps(run: Document | None, truth: Truth) -> StepComparison:
-    """Our own steps: what accounting says against what the engine saw."""
-    ends = ((rank.get("step"), rank.get("returncode")) for rank in (run or {}).get("ranks", ()))
+def _judge(run: Document | None, truths: Sequence[Truth], known: Known) -> Verdict:
+    """The verdict over a run and the truths about its job."""
+    contradictions = _compare_steps(run, truths).contradictions
+    strangers = [stranger for truth in truths if (stranger := stranger_of(truth, known)) and stranger.earlier]
+    verdict = judge_sealed(evidence_from(run) if run else None, deciding(truths), contradictions)
+    return (
+        unproven(verdict, f"Slurm's record is of another job with this id: {strangers[0].why}")
+        if strangers
+        else verdict
+    )
+
+
+def stranger_of(truth: Truth, known: Known) -> Stranger | None:
+    """Why the record is of another job with the same id than the one that we know; None: it may well be of ours."""
+    if truth.record is None:
+        return None
+    return not_of_this_job(truth.record, known, requeued=bool(restarts_of(truth)))
+
+
+def _renamings(truths: Sequence[Truth], known: Known) -> list[str]:
+    records = [answer.record for truth in truths for answer in truth.answers if answer.record is not None]
+    return list(dict.fromkeys(text for record in records if (text := renamed(record, known))))
+
+
+def _compare_steps(run: Document | None, truths: Sequence[Truth]) -> StepComparison:
+    """Our own steps: what accounting says against what the engine saw. Of a rank without an agent nobody knows which
+    step is its own."""
+    ends = [(rank.get("step"), rank.get("returncode")) for rank in (run or {}).get("ranks", ())]
     seen = {str(step): code for step, code in ends if step is not None and isinstance(code, int) and code >= 0}
-    return compare_steps(truth.steps, seen)
+    unnamed = [code for step, code in ends if step is None and isinstance(code, int) and code >= 0]
+    return compare_steps([step for truth in truths for step in truth.steps], seen, unnamed)
 
 
 def evidence_from(run: Document) -> Evidence:
@@ -193,15 +232,49 @@ def replay(document: Document) -> tuple[Verdict, bool]:
         if kind == "run":
             verdict = judge_run(evidence_from(document), final=document["launcher"] != "slurm")
         elif kind == "sealed":
-            answers = [Answer.from_dict(answer) for answer in document["slurm"]["answers"]]
-            run, truth = document["run"], decide(str(document["jobid"]), answers)
-            contradictions = _compare_steps(run, truth).contradictions
-            verdict = judge_sealed(evidence_from(run) if run else None, truth, contradictions)
+            known = Known.from_dict(document.get("known") or {})
+            verdict = _judge(document["run"], _truths(document), known)
         else:
             raise NotAReceipt(f"a receipt is of kind run or sealed, found {kind!r}")
         same = (verdict.outcome, verdict.code, verdict.origin, verdict.reason)
         return verdict, same == (saved["outcome"], saved["code"], saved["origin"], saved["reason"])
     except NotAReceipt:
         raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise NotAReceipt(f"not a receipt: {error!r}") from error
+
+
+def _truths(document: Document) -> list[Truth]:
+    """The truths derived again from Slurm's answers. Raises KeyError, TypeError, ValueError, NotAReceipt."""
+    jobid, components = str(document["jobid"]), document.get("components") or []
+    names = [f"{jobid}+{number}" for number in range(len(components))]
+    if [component["jobid"] for component in components] != names:
+        raise NotAReceipt(f"the components of job {jobid} must be {', '.join(names)}")
+    saved = components or [document["slurm"]]
+    return [
+        decide(name, [Answer.from_dict(answer) for answer in item["answers"]])
+        for name, item in zip(names or [jobid], saved, strict=True)
+    ]
+
+
+CONCLUSIONS: Final = ("standing", "state", "source", "exit_code", "raw", "code")
+"""What a sealed receipt says of Slurm that follows from Slurm's own words."""
+
+
+def changed_conclusions(document: Document) -> list[str]:
+    """What a sealed receipt says of Slurm that does not follow from the answers in it. Raises NotAReceipt."""
+    try:
+        truths = _truths(document)
+        pairs = [(deciding(truths), document["slurm"], "the receipt")]
+        pairs += [
+            (truth, item, truth.jobid) for truth, item in zip(truths, document.get("components") or (), strict=False)
+        ]
+        return [
+            f"Slurm's answers say {key} {derived[key]!r}, {where} says {saved.get(key)!r}"
+            for truth, saved, where in pairs
+            for derived in (truth.to_dict(),)
+            for key in CONCLUSIONS
+            if derived[key] != saved.get(key)
+        ]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise NotAReceipt(f"not a receipt: {error!r}") from error

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from supervisor.core.parts import shared_tasks
 from supervisor.core.slurm import (
     ExitCode,
     JobId,
@@ -46,7 +47,8 @@ class JobRecord:
 
     `jobid` is the raw id, `display` the id with array task or component (`12_2`, `13+1`). Fields that a
     source does not know are None, () or "". `raw` is the text that decides, as printed (scontrol: its known
-    lines joined by spaces).
+    lines joined by spaces). `name` is the user's text: it is told and decides nothing. `stands_for` is not empty
+    where the row is one for several tasks of an array (`12_[3-5%2]`), none of which has begun.
     """
 
     source: Source
@@ -67,6 +69,8 @@ class JobRecord:
     batch_host: str = ""
     time_limit: float | None = None
     restarts: int | None = None
+    name: str = ""
+    stands_for: str = ""
 
     @property
     def terminal(self) -> bool:
@@ -86,12 +90,15 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step's row in accounting; `step` is its raw id, such as `270.0`."""
+    """One step's row in accounting; `step` is its raw id, such as `270.0`.
+
+    `exit` is None where Slurm recorded none: the steps of a lost node are `CANCELLED` with an empty ExitCode.
+    """
 
     step: str
     state: State
     state_text: str
-    exit: ExitCode
+    exit: ExitCode | None
     start: float | None
     end: float | None
     nodes: tuple[str, ...]
@@ -151,11 +158,14 @@ class Accounting:
 def parse_sacct(text: str, jobid: str) -> Accounting:
     """Read the answer to `sacct_argv` for one job (`123`, `123_4` or `123+1`; a plain id means JobIDRaw).
 
+    A task that has no row of its own is read from the row that stands for it (`123_[3-5%2]`).
+
     Raises `Unreadable` when any line of the answer has another shape than was asked for.
     """
     wanted = parse_job_id(jobid)
     column = _id_column(wanted)
     found: list[tuple[JobRecord, list[StepRecord]]] = []
+    shared: list[tuple[JobRecord, list[StepRecord]]] = []
     ours = False
     for line in text.split("\n"):
         if not line.strip():
@@ -165,13 +175,23 @@ def parse_sacct(text: str, jobid: str) -> Accounting:
             ours = row[column] == wanted.allocation
             if ours:
                 found.append((_sacct_job(row, line), []))
+            elif _stands_for(row["JobID"], wanted):
+                record = _sacct_job(row, line)
+                shared.append((replace(record, display=wanted.allocation, stands_for=record.display), []))
         elif ours:
             # Steps follow their own incarnation's row.
             found[-1][1].append(_sacct_step(row, line))
+    found = found or shared
     if not found:
         return Accounting(None)
     record, steps = max(enumerate(found), key=lambda item: (_age(item[1][0]), item[0]))[1]
     return Accounting(record, tuple(steps), len(found))
+
+
+def _stands_for(display: str, wanted: JobId) -> bool:
+    """Whether a row is one for several tasks that have not begun, the wanted one among them."""
+    shared = shared_tasks(display) if wanted.task is not None else None
+    return shared is not None and shared[0] == wanted.job and wanted.task in shared[1]
 
 
 def _id_column(job: JobId) -> str:
@@ -214,7 +234,7 @@ def _sacct_step(row: dict[str, str], line: str) -> StepRecord:
         step=row["JobIDRaw"],
         state=parse_state(row["State"]),
         state_text=row["State"],
-        exit=parse_exit_code(row["ExitCode"]),
+        exit=parse_exit_code(row["ExitCode"]) if row["ExitCode"] else None,
         start=parse_time(row["Start"]),
         end=parse_time(row["End"]),
         nodes=_nodes(row["NodeList"]),
@@ -247,8 +267,9 @@ _KNOWN_LINES: Final = (
 
 _KNOWN_LINE: Final = re.compile(r"^   ((?:" + "|".join(_KNOWN_LINES) + r")=.*)$", re.MULTILINE)
 _FIRST_LINE: Final = re.compile(
-    r"\n*JobId=(?P<job>\d+) (?:ArrayJobId=(?P<array>\d+) (?:ArrayTaskId=(?P<task>\S+) )?"
-    r"|HetJobId=(?P<het>\d+) HetJobOffset=(?P<offset>\d+) )?JobName="
+    r"\n*JobId=(?P<job>\d+) "
+    r"(?:ArrayJobId=(?P<array>\d+) (?:ArrayTaskId=(?P<task>\S+) )?(?:ArrayTaskThrottle=\d+ )?"
+    r"|HetJobId=(?P<het>\d+) HetJobOffset=(?P<offset>\d+) )?JobName=(?P<name>.*)"
 )
 
 
@@ -292,6 +313,7 @@ def parse_scontrol(text: str, jobid: str) -> JobRecord:
         batch_host=field.get("BatchHost", ""),
         time_limit=parse_duration(field.get("TimeLimit", "")),
         restarts=int(field["Restarts"]) if field.get("Restarts", "").isdecimal() else None,
+        name=head["name"],
     )
 
 
@@ -372,7 +394,10 @@ def share_sacct(text: str, jobids: Iterable[str]) -> dict[str, str]:
                 share.append(line)
             continue
         if "." not in row["JobIDRaw"]:
-            owners = [share for column in ("JobIDRaw", "JobID") for share in of.get((column, row[column]), [])]
+            array, tasks = shared_tasks(row["JobID"]) or (0, ())
+            names = [row["JobID"], *(f"{array}_{task}" for task in tasks)]
+            keys = [("JobIDRaw", row["JobIDRaw"]), *(("JobID", name) for name in names)]
+            owners = [share for key in keys for share in of.get(key, [])]
         for share in owners:
             share.append(line)
     return {jobid: "".join(f"{line}\n" for line in share) for jobid, share in shares.items()}

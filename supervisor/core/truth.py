@@ -25,16 +25,25 @@ Everything is pure: the same answers give the same truth, today or from a receip
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from supervisor.core import codes
 from supervisor.core.answers import Answer, Outcome, read_answer
-from supervisor.core.slurm import FOLD, ExitCode, Source, agrees
+from supervisor.core.slurm import FOLD, ExitCode, Source
 from supervisor.core.slurm_records import JobRecord, StepRecord
 
-__all__ = ["Answer", "Outcome", "Standing", "StepComparison", "Truth", "compare_steps", "decide", "read_answer"]
+__all__ = [
+    "Answer",
+    "Outcome",
+    "Standing",
+    "Truth",
+    "decide",
+    "deciding",
+    "read_answer",
+    "restarts_of",
+]
 
 Standing = Literal["settled", "running", "unconfirmed", "differs", "absent", "unasked", "elsewhere", "several"]
 
@@ -203,6 +212,13 @@ class _Case:
                     record,
                     f"{record.state.word} may be queued again, and scontrol could not be asked whether it is",
                 )
+            if record.stands_for:
+                return self._doubt(
+                    "unasked",
+                    record,
+                    f"accounting has one row for several tasks ({record.stands_for}), which may not know yet that this "
+                    "one ran, and scontrol could not be asked about it",
+                )
         return self._confirm(record)
 
     def _controller(self) -> Truth:
@@ -232,6 +248,9 @@ class _Case:
         if _older(book, live):
             self.notes.append(f"an earlier incarnation ended {book.state_text} {book.exit}")
             return self._running()
+        if live.state.phase == "ending" and book.state.returns:
+            # COMPLETING hides whether the job ends or is queued again: a PREEMPTED one was seen to come back from it.
+            return self._running()
         if live.state.phase == "ending":
             self.notes.append(f"the controller is still tidying up ({live.state.word})")
             return self._confirm(book)
@@ -258,6 +277,9 @@ class _Case:
         return self._doubt("running", record, f"the job is still in state {record.state.word} ({record.source})")
 
     def _stale(self) -> Truth:
+        if (known := self._forgotten()) is not None:
+            self.notes.append(f"accounting's row is stale: {_record(self.book).words}")
+            return self._confirm(known)
         record = _record(self.book)
         return self._doubt(
             "unasked",
@@ -266,14 +288,26 @@ class _Case:
         )
 
     def _absent(self) -> Truth:
+        if (known := self._forgotten()) is not None:
+            return self._confirm(known)
         counts = [sum(a.source == s and a.outcome == "absent" for a in self.answers) for s in ("sacct", "scontrol")]
         if min(counts) < ABSENCES:
             return self._doubt("unconfirmed", None, "the job was not found, which was not asked often enough to count")
         return self._doubt("absent", None, f"neither sacct nor scontrol knows the job (asked {min(counts)} times)")
 
     def _unasked(self) -> Truth:
+        if (known := self._forgotten()) is not None:
+            return self._confirm(known)
         problems = [f"{a.source}: {a.problem}" for a in self.answers[-2:] if a.outcome == "failed"]
         return self._doubt("unasked", None, "Slurm could not be asked: " + ("; ".join(problems) or "no answer yet"))
+
+    def _forgotten(self) -> JobRecord | None:
+        """The end that the controller told before it forgot the job: what has been read stays true."""
+        told = [a.record for a in self.answers if a.source == "scontrol" and a.record is not None]
+        if not told or not told[-1].terminal or _kind(self.live) != "absent":
+            return None
+        self.notes.append("the controller has forgotten the job since")
+        return told[-1]
 
     # The end of a derivation.
 
@@ -321,8 +355,10 @@ class _Case:
     def _tell(self, standing: Standing, record: JobRecord | None, native: ExitCode | None, doubt: str | None) -> Truth:
         if self.book is not None and self.book.incarnations > 1:
             self.notes.append(f"accounting lists {self.book.incarnations} incarnations; the latest counts")
-        if record is not None and record.display != record.jobid:
-            self.notes.append(f"job {record.jobid} is {record.display}: this is the record of that one part")
+        if record is not None and record.display != self.jobid:
+            self.notes.append(f"job {self.jobid} is {record.display}: this is the record of that one part")
+        if record is not None and record.stands_for:
+            self.notes.append(f"accounting's row is one for all tasks that never began ({record.stands_for})")
         return Truth(
             jobid=self.jobid,
             standing=standing,
@@ -370,43 +406,22 @@ def _same(one: JobRecord, other: JobRecord) -> bool:
     return one.exit.signal == other.exit.signal and one.exit.code % FOLD == other.exit.code % FOLD
 
 
-RECYCLED: Final = 3600.0
-"""Seconds by which a run may lie outside of its job's time: clocks differ, but ids come again after weeks."""
+def deciding(truths: Sequence[Truth]) -> Truth:
+    """The truth that decides about a job of several components: the first doubt; else the first end that Slurm itself
+    made (TIMEOUT, NODE_FAIL, ...), for its neighbours' failures may follow from it; else the first that is no success;
+    else the first."""
+    for decides in (
+        lambda truth: not truth.settled,
+        lambda truth: truth.record is not None and truth.record.state.code is not None,
+        lambda truth: not truth.succeeded,
+    ):
+        if found := next(filter(decides, truths), None):
+            return found
+    return truths[0]
 
 
-def not_of_this_job(record: JobRecord, cluster: str, opened: float) -> str | None:
-    """Why a run (its cluster, the epoch seconds of its opening) is not of the job that this record tells of, though the
-    ids are the same: ids are unique in a cluster only, and come again. None: it may well be. Nodes tell nothing: both
-    books were seen with a shrunken list while a job's nodes were given back."""
-    if cluster and record.cluster and cluster != record.cluster:
-        return f"the run was on cluster {cluster}, the record is of {record.cluster}"
-    if record.start is not None and opened < record.start - RECYCLED:
-        return "the run was opened before the job of the record began"
-    if record.end is not None and opened > record.end + RECYCLED:
-        return "the run was opened after the job of the record had ended"
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class StepComparison:
-    """Our own steps beside accounting's rows of them. A row that is missing or not finished confirms nothing and denies
-    nothing; a contradiction denies a success."""
-
-    contradictions: tuple[str, ...] = ()
-    unconfirmed: tuple[str, ...] = ()
-
-
-def compare_steps(steps: Sequence[StepRecord], seen: Mapping[str, int]) -> StepComparison:
-    """What accounting says of the steps in `seen` (raw step id -> the code we saw, 128 + N for signal N)."""
-    rows = {step.step: step for step in steps}
-    contradictions: list[str] = []
-    unconfirmed: list[str] = []
-    for name, code in seen.items():
-        row = rows.get(name)
-        if row is None:
-            unconfirmed.append(f"accounting has no row of step {name}")
-        elif not row.terminal:
-            unconfirmed.append(f"accounting's row of step {name} is not finished ({row.state_text})")
-        elif not agrees(code, row.exit, "sacct") or (code == 0) != (row.state.word == "COMPLETED"):
-            contradictions.append(f"step {name} ended with {code}; accounting says {row.state_text} {row.exit}")
-    return StepComparison(tuple(contradictions), tuple(unconfirmed))
+def restarts_of(truth: Truth) -> int | None:
+    """How often the job had been started anew when it ended, as far as Slurm's answers tell."""
+    told = [answer.record.restarts for answer in truth.answers if answer.record and answer.record.restarts is not None]
+    rows = [answer.incarnations - 1 for answer in truth.answers if answer.source == "sacct" and answer.incarnations]
+    return told[-1] if told else rows[-1] if rows else None

@@ -20,7 +20,7 @@ failure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -195,3 +195,45 @@ def _comparison(code: int, truth: Truth) -> tuple[str, ...]:
     if confirms(truth, code):
         return ()
     return (f"the job's own exit code is another than the first failure's {code}",)
+
+
+def unproven(verdict: Verdict, why: str) -> Verdict:
+    """The same evidence with a doubt that lets nothing of it count."""
+    return _unverifiable(why, (why, *verdict.because), verdict.final)
+
+
+# --- several parts -----------------------------------------------------------------------------------------------
+
+TOLD: Final = 5  # failed parts that a summary's reasons name
+
+
+def count_outcomes(outcomes: Iterable[str]) -> dict[str, int]:
+    """How many parts ended in each way."""
+    found = list(outcomes)
+    return {"parts": len(found), **{word: found.count(word) for word in ("success", "failure", "unverifiable")}}
+
+
+def judge_parts(parts: Sequence[tuple[str, Mapping[str, Any]]], doubt: str = "") -> Mapping[str, Any]:
+    """The verdict over an array: that of the first task that failed; a doubt counts only when none did.
+
+    `parts` are the tasks' ids and verdicts (as in receipts), in the order of their numbers. `doubt` says why there may
+    be tasks that are not among them.
+    """
+    failed = [(name, verdict) for name, verdict in parts if verdict["outcome"] == "failure"]
+    doubtful = [(name, verdict) for name, verdict in parts if verdict["outcome"] == "unverifiable"]
+    counts = count_outcomes(verdict["outcome"] for _, verdict in parts)
+    summary = f"{counts['success']} of {len(parts)} tasks succeeded"
+    because = [f"{name}: {verdict['code']} ({verdict['origin']}): {verdict['summary']}" for name, verdict in failed]
+    because += [f"{name}: unverifiable: {verdict['summary']}" for name, verdict in doubtful]
+    if len(because) > TOLD:
+        because = [*because[:TOLD], f"and {len(because) - TOLD} more tasks that are no success"]
+    because += [doubt] if doubt else []
+    base = {"final": all(verdict["final"] for _, verdict in parts) and not doubt}
+    if failed:
+        name, worst = failed[0]
+        summary += f"; first failure {name}: {worst['summary']}"
+        return {**worst, **base, "summary": summary, "because": [summary, *because]}
+    if doubtful or doubt or not parts:
+        why = f"{doubtful[0][0]}: {doubtful[0][1]['summary']}" if doubtful else doubt or "no task is known"
+        return {**_unverifiable(f"{summary}; unproven: {why}", tuple(because), True).as_dict(), **base}
+    return {**parts[0][1], **base, "summary": summary, "because": [summary]}

@@ -3,14 +3,17 @@
 A run is known by its directory. Where that is, is remembered in `$XDG_STATE_HOME/allocd/runs/ID`, a symbolic link made
 when the run is opened; without one, `ID` is looked for in `$ALLOCD_RUNS` and in `runs/` here. Runs of one job in
 several directories may have the same id: `ID` is the one that was opened last, and `ID@...`, a link for each, keeps
-them all.
+them all. A job that was submitted by `allocctl submit` has a link `$XDG_STATE_HOME/allocd/jobs/JOBID` to the directory
+of its submission.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import zlib
 from contextlib import suppress
+from typing import Any
 
 JOURNAL = "journal.jsonl"
 
@@ -23,6 +26,19 @@ def registry() -> str:
     """The directory of the links to run directories."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return os.path.join(state, "allocd", "runs")
+
+
+def submission_of(jobid: str) -> dict[str, Any] | None:
+    """The record of the job's submission (of its array, of a component's leader); None when there is none that can be
+    read: it only adds to what Slurm says."""
+    whole = jobid.partition("_")[0].partition("+")[0]
+    path = os.path.join(os.path.dirname(registry()), "jobs", whole, "submission.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            record = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and str(record.get("jobid")) == whole else None
 
 
 def register(run_id: str, run_dir: str) -> None:
@@ -70,10 +86,11 @@ def find_run(name: str | None) -> str:
     raise NoSuchRun(f"no run {wanted!r}: there is no {JOURNAL} in {looked}: name its run directory")
 
 
-def runs_of_job(jobid: str) -> list[str]:
-    """The directories of a job's runs, of its last attempt only: `JOBID` or `JOBID.rN`, each with `.sM`."""
+def runs_of_job(jobid: str, base: str | None = None) -> list[str]:
+    """The directories of a job's runs, of its last attempt only: `JOBID` or `JOBID.rN`, each with `.sM`. `base`: where
+    else they may be, as the job's submission tells."""
     found: dict[str, str] = {}  # directory -> the run's id
-    for place in (registry(), os.environ.get("ALLOCD_RUNS"), "runs"):
+    for place in (registry(), os.environ.get("ALLOCD_RUNS"), "runs", base):
         with suppress(OSError):
             for name in os.listdir(place or os.devnull):
                 run_id, path = name.partition("@")[0], os.path.join(place or "", name)

@@ -6,7 +6,7 @@ record (a requeued job keeps its id, and can end before its engine starts again)
 not sealed again: terminal evidence is immutable.
 
 With each sealing goes the outcome file, `slurm_job_<id>_outcome.txt`: the raw record that decided, or
-`<id>|UNVERIFIABLE|`, beside each run and where a CI job looks for it.
+`<id>|UNVERIFIABLE|`, beside each run and where a CI job looks for it. A whole array has one such line for each task.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
 from supervisor import versions
 from supervisor.core import codes
-from supervisor.core.receipt import sealed_receipt
-from supervisor.core.truth import Truth, not_of_this_job
+from supervisor.core.identity import Known
+from supervisor.core.receipt import sealed_receipt, stranger_of
+from supervisor.core.truth import Truth, deciding, restarts_of
+from supervisor.core.verdict import count_outcomes, judge_parts
 from supervisor.engine import receipts
-from supervisor.runs.registry import JOURNAL, attempt_of
+from supervisor.runs.registry import JOURNAL, attempt_of, runs_of_job, submission_of
 from supervisor.runs.saved import Document, Unreadable, fold_document, read_receipt
 
 RECEIPT_POLL: Final = 0.2  # seconds
@@ -32,10 +34,137 @@ RECEIPT_POLL: Final = 0.2  # seconds
 
 @dataclass
 class Sealed:
-    """The document of each run of the job (or of the job alone), and sentences about what could not be saved."""
+    """The document of each run of the job (or of the job alone), and sentences about what could not be saved. `whole`
+    is the document over all of them where there are several."""
 
     documents: list[Document]
     trouble: list[str] = field(default_factory=list)
+    whole: Document | None = None
+
+    @property
+    def document(self) -> Document:
+        """The one document that answers."""
+        return self.whole or self.documents[0]
+
+    @property
+    def code(self) -> int:
+        """The verdict's code; a success of which something could not be saved is none."""
+        code = int(self.document["verdict"]["code"])
+        return code or (codes.FAULT if self.trouble else codes.OK)
+
+
+def one_of_runs(jobid: str, documents: list[Document], trouble: list[str]) -> Sealed:
+    """A job with several runs has a receipt for each; its verdict is the first that is no success."""
+    if len(documents) == 1:
+        return Sealed(documents, trouble)
+    worst = next((d for d in documents if d["verdict"]["code"]), documents[0])
+    return Sealed(documents, trouble, _whole(jobid, worst["verdict"], documents))
+
+
+def seal_job(jobid: str, truths: Sequence[Truth], patience: float, *, run_dirs: Sequence[str] | None = None) -> Sealed:
+    """Seal every run of a job (of an array's task) with its truth, and write the outcome files.
+
+    `truths`: one; of a heterogeneous job that of each component, in their order. `run_dirs`: default: those of the
+    job's last attempt, wherever they are registered. `patience`: seconds for an engine that still lives to say its last
+    word. Blocks. Raises OSError, Unreadable.
+    """
+    truth = deciding(truths)
+    known = known_of(jobid)
+    if run_dirs is None:
+        run_dirs = find_runs(jobid, truth)
+    restarts = restarts_of(truths[0]) or 0
+    strangers = {run_dir: why for run_dir in run_dirs if (why := stranger(run_dir, truth))}
+    if (other := stranger_of(truth, known)) and not other.earlier:
+        strangers[submission_name(jobid)] = other.why
+        known = Known()  # the submission is history: somebody asks about the job that has the id now
+    mine = [run_dir for run_dir in run_dirs if run_dir not in strangers]
+    ours = [run_dir for run_dir in mine if attempt_of(os.path.basename(run_dir)) >= restarts]
+    trouble: list[str] = []
+    case = _Case(jobid, truths, known, patience, trouble)
+    documents = [case.seal(run_dir) for run_dir in ours] or [case.document(None, None)]
+    for what, why in strangers.items():
+        documents[0]["disagreements"].append(f"{what} is of another job with the same id: {why}")
+    if len(ours) < len(mine):
+        documents[0]["disagreements"].append(
+            f"the job was requeued {restarts} times, and its last attempt left no run: the runs that are there "
+            f"({', '.join(map(os.path.basename, mine))}) are of earlier attempts and tell nothing about this end"
+        )
+    trouble += write_outcomes(ours, jobid, documents[0]["slurm"]["outcome_line"])
+    return one_of_runs(jobid, documents, trouble)
+
+
+def seal_array(jobid: str, tasks: Mapping[str, Truth], patience: float, doubt: str = "") -> Sealed:
+    """Seal the runs of each task of an array, and judge the whole: `tasks` are the truths by the tasks' ids, in the
+    order of their numbers. `doubt` says why there may be tasks that are not among them. Blocks. Raises OSError,
+    Unreadable."""
+    return gather({task: seal_job(task, [truth], patience) for task, truth in tasks.items()}, jobid, doubt)
+
+
+def gather(tasks: Mapping[str, Sealed], jobid: str, doubt: str = "") -> Sealed:
+    """The whole of an array whose tasks are sealed; writes its outcome file."""
+    verdict = judge_parts([(task, sealed.document["verdict"]) for task, sealed in tasks.items()], doubt)
+    documents = [document for sealed in tasks.values() for document in sealed.documents]
+    lines = [sealed.documents[0]["slurm"]["outcome_line"] for sealed in tasks.values()] or [f"{jobid}|UNVERIFIABLE|"]
+    trouble = [text for sealed in tasks.values() for text in sealed.trouble]
+    trouble += write_outcomes([], jobid, "\n".join(lines))
+    whole = _whole(jobid, verdict, documents)
+    counts = count_outcomes(sealed.document["verdict"]["outcome"] for sealed in tasks.values())
+    return Sealed(documents, trouble, {**whole, "counts": counts})
+
+
+def _whole(jobid: str, verdict: Mapping[str, object], documents: list[Document]) -> Document:
+    counts = count_outcomes(document["verdict"]["outcome"] for document in documents)
+    return {
+        "schema_version": 1,
+        "kind": "job",
+        "jobid": jobid,
+        "verdict": dict(verdict),
+        "counts": counts,
+        "receipts": documents,
+    }
+
+
+def sealed_already(jobid: str, run_dirs: Sequence[str]) -> Sealed | None:
+    """What was sealed before, if all of these runs are. Raises Unreadable."""
+    documents = [document for run_dir in run_dirs if (document := read_receipt(run_dir, "receipt.json"))]
+    if not documents or len(documents) != len(run_dirs):
+        return None
+    return one_of_runs(jobid, documents, write_outcomes(run_dirs, jobid, documents[0]["slurm"]["outcome_line"]))
+
+
+# --- which runs, and whose -----------------------------------------------------------------------------------------
+
+
+def find_runs(jobid: str, truth: Truth | None = None) -> list[str]:
+    """The run directories of the job's last attempt. An array's task that was called by its raw id has them under the
+    id that Slurm's record shows."""
+    submission = submission_of(jobid) or {}
+    base = submission.get("base")
+    base = base if isinstance(base, str) else None
+    found = runs_of_job(jobid, base)
+    if not found and truth is not None and truth.record is not None and truth.record.display != jobid:
+        found = runs_of_job(truth.record.display, base)
+    return found
+
+
+def known_of(jobid: str) -> Known:
+    """What the record of the job's submission tells of it."""
+    record = submission_of(jobid) or {}
+    cluster, user, name = (str(record.get(key) or "") for key in ("cluster", "user", "name"))
+    return Known(cluster, user, name, _epoch(record.get("asked")), _epoch(record.get("answered")))
+
+
+def submission_name(jobid: str) -> str:
+    """How the record of a job's submission is called in sentences."""
+    record = submission_of(jobid) or {}
+    return f"the submission {record.get('token', '')!r}"
+
+
+def _epoch(text: object) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
+    except ValueError:
+        return None
 
 
 def job_of(run_dir: str) -> str:
@@ -60,63 +189,54 @@ def _opening(run_dir: str) -> Document:
 
 
 def stranger(run_dir: str, truth: Truth) -> str | None:
-    """Why a run that bears the job's id is not of the job that Slurm's record tells of."""
-    if truth.record is None:
-        return None
+    """Why a run that bears the job's id is not of the job that Slurm's record tells of. Raises Unreadable."""
     opening = _opening(run_dir)
-    try:
-        opened = datetime.fromisoformat(opening["utc"]).timestamp()
-        return not_of_this_job(truth.record, str(opening.get("cluster") or ""), opened)
-    except (KeyError, TypeError, ValueError) as error:
-        raise Unreadable(f"{run_dir}: its opening cannot be read: {error!r}") from error
+    opened = _epoch(opening.get("utc"))
+    if opened is None:
+        raise Unreadable(f"{run_dir}: its opening cannot be read: {opening.get('utc')!r} is no time")
+    other = stranger_of(truth, Known(str(opening.get("cluster") or ""), str(opening.get("user") or ""), opened=opened))
+    return other.why if other else None
 
 
-def restarts_of(truth: Truth) -> int | None:
-    """How often the job had been requeued when it ended, as far as Slurm's answers tell."""
-    told = [answer.record.restarts for answer in truth.answers if answer.record and answer.record.restarts is not None]
-    rows = [answer.incarnations - 1 for answer in truth.answers if answer.source == "sacct" and answer.incarnations]
-    return told[-1] if told else rows[-1] if rows else None
+# --- one run -------------------------------------------------------------------------------------------------------
 
 
-def seal_runs(run_dirs: Sequence[str], jobid: str, truth: Truth, patience: float) -> Sealed:
-    """Seal every run of the job with its truth, and write the outcome files. `patience`: seconds for an engine that
-    still lives to say its last word. Raises OSError, Unreadable."""
-    restarts = restarts_of(truth) or 0
-    strangers = {run_dir: why for run_dir in run_dirs if (why := stranger(run_dir, truth))}
-    known = [run_dir for run_dir in run_dirs if run_dir not in strangers]
-    ours = [run_dir for run_dir in known if attempt_of(os.path.basename(run_dir)) >= restarts]
-    trouble: list[str] = []
-    documents = [_seal(run_dir, truth, patience, trouble) for run_dir in ours] or [_document(None, None, truth)]
-    for run_dir, why in strangers.items():
-        documents[0]["disagreements"].append(f"{run_dir} is a run of another job with the same id: {why}")
-    if len(ours) < len(known):
-        documents[0]["disagreements"].append(
-            f"the job was requeued {restarts} times, and its last attempt left no run: the runs that are there "
-            f"({', '.join(map(os.path.basename, known))}) are of earlier attempts and tell nothing about this end"
-        )
-    return Sealed(documents, trouble + write_outcomes(ours, jobid, documents[0]))
+@dataclass(frozen=True)
+class _Case:
+    """What is the same for all runs of a job. What could not be saved is appended to `trouble`."""
 
+    jobid: str
+    truths: Sequence[Truth]
+    known: Known
+    patience: float
+    trouble: list[str]
 
-def _seal(run_dir: str, truth: Truth, patience: float, trouble: list[str]) -> Document:
-    """The sealed receipt of a run, made only when Slurm's records decide and the engine has said its last word, and
-    only the first time. What could not be saved is appended to `trouble`."""
-    saved = read_receipt(run_dir, "receipt.json")
-    if saved is not None:
-        return saved
-    run, digest, last_word = _last_word(run_dir, patience if truth.settled else 0.0)
-    document = _document(run, digest, truth)
-    if not last_word:
-        verdict = document["verdict"]
-        text = f"the engine of run {run['run_id']} still lives: ask again when it has ended"
-        because = [text, *verdict["because"]]
-        document["verdict"] = {**_doubtful(verdict), "summary": text, "because": because}
+    def seal(self, run_dir: str) -> Document:
+        """The sealed receipt of a run, made only when Slurm's records decide and the engine has said its last word, and
+        only the first time."""
+        saved = read_receipt(run_dir, "receipt.json")
+        if saved is not None:
+            return saved
+        settled = deciding(self.truths).settled
+        run, digest, last_word = _last_word(run_dir, self.patience if settled else 0.0)
+        document = self.document(run, digest)
+        if not last_word:
+            verdict = document["verdict"]
+            text = f"the engine of run {run['run_id']} still lives: ask again when it has ended"
+            because = [text, *verdict["because"]]
+            document["verdict"] = {**_doubtful(verdict), "summary": text, "because": because}
+            return document
+        strange = (other := stranger_of(deciding(self.truths), self.known)) is not None and other.earlier
+        try:
+            if settled and not strange and not receipts.seal(run_dir, document):
+                return read_receipt(run_dir, "receipt.json") or document
+        except OSError as error:
+            self.trouble.append(f"the receipt could not be sealed in {run_dir}: {error.strerror or error}")
         return document
-    try:
-        if truth.settled and not receipts.seal(run_dir, document):
-            return read_receipt(run_dir, "receipt.json") or document
-    except OSError as error:
-        trouble.append(f"the receipt could not be sealed in {run_dir}: {error.strerror or error}")
-    return document
+
+    def document(self, run: Document | None, digest: str | None) -> Document:
+        """The sealed receipt's document."""
+        return sealed_receipt(run, digest, self.jobid, self.truths, versions=versions(), known=self.known)
 
 
 def _doubtful(verdict: Document) -> Document:
@@ -146,16 +266,12 @@ def _last_word(run_dir: str, patience: float) -> tuple[Document, str | None, boo
         time.sleep(RECEIPT_POLL)
 
 
-def _document(run: Document | None, digest: str | None, truth: Truth) -> Document:
-    return sealed_receipt(run, digest, truth, versions=versions())
-
-
-def write_outcomes(run_dirs: Sequence[str], jobid: str, document: Document) -> list[str]:
+def write_outcomes(run_dirs: Sequence[str], jobid: str, lines: str) -> list[str]:
     """The outcome file beside each run and where a CI job looks for it. Returns what could not be written."""
     trouble = []
     for directory in (*run_dirs, os.environ.get("GITHUB_WORKSPACE") or "."):
         try:
-            receipts.write_outcome([directory], jobid, document["slurm"]["outcome_line"])
+            receipts.write_outcome([directory], jobid, lines)
         except OSError as error:
             what = error.strerror or error
             trouble.append(f"the outcome file could not be written in {os.path.abspath(directory)}: {what}")

@@ -135,7 +135,7 @@ class Bench:
         """A run directory in `runs`: a journal that was opened, and (`receipt`) a run receipt: completed, or failed."""
         run_dir = self.directory / "runs" / run_id
         run_dir.mkdir(parents=True)
-        launcher = "slurm" if jobid.isdecimal() else "local"
+        launcher = "slurm" if jobid[0].isdecimal() else "local"
         opening = ev.RunOpened(
             *(run_id, jobid, str(run_dir), f"{run_dir}/.marker", ["node1"], launcher, host, pid, PLAN),
             {"allocd": "1"},
@@ -532,9 +532,9 @@ def test_a_step_or_the_allocations_variable_names_the_job(bench: Bench, monkeypa
 def test_an_array_task_is_found_by_its_own_number(bench: Bench) -> None:
     bench.slurm.sacct(row("FAILED", "5:0", job="7", display="6_1"))
     bench.slurm.scontrol(UNKNOWN)
-    run_dir = bench.make_run(failures=(failed(5),))
-    document = bench.verify("6_1")
-    assert (document["jobid"], document["run_id"], document["verdict"]["code"]) == ("6_1", "7", 5)
+    run_dir = bench.make_run("6_1", jobid="6_1", failures=(failed(5),))
+    document = bench.verify()
+    assert (document["jobid"], document["run_id"], document["verdict"]["code"]) == ("7", "6_1", 5)
     assert (run_dir / "receipt.json").exists()
 
 

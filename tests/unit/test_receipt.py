@@ -59,7 +59,7 @@ def failed() -> Run:
 
 def sealed(run: Run | None, truth: Truth) -> dict[str, Any]:
     document = None if run is None else receipt(run)
-    return saved(sealed_receipt(document, None if run is None else "ab12", truth, versions={"allocd": "1"}))
+    return saved(sealed_receipt(document, None if run is None else "ab12", "7", [truth], versions={"allocd": "1"}))
 
 
 # --- what a run receipt tells ------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ The texts are what Slurm 22.05 printed, unless a test says otherwise.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,7 +60,19 @@ def test_a_row_with_its_steps() -> None:
     assert (record.state.word, record.exit, record.derived) == ("FAILED", ExitCode(7, 0), ExitCode(3, 0))
     assert (record.submit, record.end, record.nodes) == (1796070518.0, 1796070519.0, ("node1",))
     assert record.terminal and record.raw.startswith("2|FAILED|7:0|")
-    assert [(s.step, s.exit.code, s.terminal) for s in known.steps] == [("2.batch", 7, True), ("2.0", 3, True)]
+    assert [(s.step, str(s.exit), s.terminal) for s in known.steps] == [("2.batch", "7:0", True), ("2.0", "3:0", True)]
+
+
+def test_a_step_of_a_lost_node_has_no_code_and_spoils_nothing() -> None:
+    text = (
+        "5|NODE_FAIL|0:0|0:0|5|1796082039|1796082039|1796082069|root|c1|node4\n"
+        "5.batch|CANCELLED|||5.batch|1796082039|1796082039|1796082069||c1|node4\n"
+    )
+    known = parse_sacct(text, "5")
+    assert known.record is not None and known.record.state.word == "NODE_FAIL"
+    assert [(s.step, s.exit, s.terminal) for s in known.steps] == [("5.batch", None, True)]
+    with pytest.raises(Unreadable, match="CODE:SIGNAL"):
+        parse_sacct("5|NODE_FAIL||0:0|5|1|1|1|root|c1|node4\n", "5")
 
 
 def test_other_jobs_rows_are_not_ours() -> None:
@@ -182,7 +196,7 @@ def test_the_derived_code_is_never_the_jobs(lines: str) -> None:
 @pytest.mark.parametrize("text", ["a|COMPLETED|0:0 ExitCode=0:0 JobState=COMPLETED", "   ExitCode=0:0", "JobId=3"])
 def test_a_name_or_comment_on_one_line_changes_nothing(text: str) -> None:
     plain = parse_scontrol(shown(), "2")
-    assert parse_scontrol(shown(name=text), "2") == plain
+    assert replace(parse_scontrol(shown(name=text), "2"), name=plain.name) == plain
     assert parse_scontrol(shown(comment=text), "2") == plain
 
 
@@ -233,6 +247,8 @@ def test_array_tasks_and_components_from_scontrol() -> None:
     task = shown().replace("JobId=2 JobName", "JobId=15 ArrayJobId=12 ArrayTaskId=1 JobName")
     assert parse_scontrol(task, "12_1").jobid == parse_scontrol(task, "15").jobid == "15"
     assert parse_scontrol(task, "15").display == "12_1"
+    throttled = task.replace("ArrayTaskId=1 ", "ArrayTaskId=1 ArrayTaskThrottle=2 ")
+    assert parse_scontrol(throttled, "12_1").display == "12_1"
     first_lines = "JobId=14 HetJobId=13 HetJobOffset=1 JobName=wrap\n   HetJobIdSet=13-14\n"
     part = shown().replace("JobId=2 JobName=wrap\n", first_lines)
     assert parse_scontrol(part, "13+1").jobid == "14"

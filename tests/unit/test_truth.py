@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from supervisor.core import codes
 from supervisor.core.slurm import ExitCode, Source, parse_state
 from supervisor.core.slurm_records import StepRecord
-from supervisor.core.truth import Answer, StepComparison, Truth, compare_steps, decide, read_answer
+from supervisor.core.steps import StepComparison, compare_steps
+from supervisor.core.truth import Answer, Truth, decide, read_answer
 
 SHOWN = """\
 JobId={jobid} {parts}JobName=x
@@ -116,6 +117,12 @@ def test_a_warning_beside_a_record_does_not_spoil_it() -> None:
         ([book("FAILED", "4:0"), NO_JOB, book("FAILED", "4:0")], ("settled", 4, "sacct")),
         ([book("FAILED", "0:0"), NO_JOB, book("FAILED", "0:0")], ("settled", 1, "sacct")),
         ([book("PREEMPTED"), NO_JOB, book("PREEMPTED")], ("settled", 1, "sacct")),
+        # the controller told the end and has forgotten it since
+        ([BOOK_DOWN, live("FAILED", "4:0"), live("FAILED", "4:0"), NO_JOB, BOOK_DOWN], ("settled", 4, "scontrol")),
+        ([BOOK_DOWN, live("FAILED", "4:0"), NO_JOB, BOOK_DOWN, NO_JOB], ("unconfirmed", 75, "scontrol")),
+        ([book("RUNNING", end="Unknown"), *[live("FAILED", "4:0")] * 2, NO_JOB], ("settled", 4, "scontrol")),
+        ([NO_ROW, *[live("FAILED", "4:0")] * 2, NO_ROW, NO_JOB], ("settled", 4, "scontrol")),
+        ([BOOK_DOWN, *[live("FAILED", "4:0")] * 2, live("RUNNING"), NO_JOB], ("unasked", 75, None)),
         # accounting ended, the controller is down
         ([book("COMPLETED"), LIVE_DOWN, book("COMPLETED"), LIVE_DOWN], ("settled", 0, "sacct")),
         ([book("PREEMPTED"), LIVE_DOWN, book("PREEMPTED"), LIVE_DOWN], ("unasked", 75, "sacct")),
@@ -125,6 +132,7 @@ def test_a_warning_beside_a_record_does_not_spoil_it() -> None:
         ([book("COMPLETED"), live("RUNNING")], ("differs", 75, "scontrol")),
         ([book("COMPLETED"), live("COMPLETING")], ("unconfirmed", 75, "sacct")),
         ([book("COMPLETED"), live("COMPLETING"), book("COMPLETED")], ("settled", 0, "sacct")),
+        ([book("PREEMPTED"), live("COMPLETING"), book("PREEMPTED"), live("COMPLETING")], ("running", 75, "scontrol")),
         ([live("RUNNING"), book("COMPLETED"), LIVE_DOWN, book("COMPLETED")], ("settled", 0, "sacct")),
         ([live("RUNNING"), book("PREEMPTED"), LIVE_DOWN, book("PREEMPTED")], ("unasked", 75, "sacct")),
         # accounting late, stale, or down; the controller knows
@@ -293,8 +301,9 @@ def test_data_of_another_shape_is_no_answer(change: dict[str, Any]) -> None:
 # --- steps ---
 
 
-def step(name: str, state: str, code: int, signal: int = 0, end: float | None = 1002.0) -> StepRecord:
-    return StepRecord(name, parse_state(state), state, ExitCode(code, signal), 1001.0, end, ("node1",), "")
+def step(name: str, state: str, code: int | None, signal: int = 0, end: float | None = 1002.0) -> StepRecord:
+    exit = None if code is None else ExitCode(code, signal)
+    return StepRecord(name, parse_state(state), state, exit, 1001.0, end, ("node1",), "")
 
 
 def test_steps_that_accounting_tells_otherwise() -> None:
@@ -314,6 +323,14 @@ def test_steps_that_accounting_tells_otherwise() -> None:
     assert [sentence.split("7.")[1][0] for sentence in found.contradictions] == ["3", "4", "6"]
     assert [sentence.split("7.")[1][0] for sentence in found.unconfirmed] == ["5", "7"]
     assert "not finished" in found.unconfirmed[0] and "no row" in found.unconfirmed[1]
+
+
+def test_a_step_without_a_code_confirms_nothing_and_still_denies_a_success() -> None:
+    steps = [step("7.0", "CANCELLED", None), step("7.1", "CANCELLED", None), step("7.2", "COMPLETED", None)]
+    found = compare_steps(steps, {"7.0": 137, "7.1": 0, "7.2": 0})
+    assert [sentence.split(" ")[1] for sentence in found.contradictions] == ["7.1"]
+    assert ["7.0" in found.unconfirmed[0], "7.2" in found.unconfirmed[1]] == [True, True]
+    assert "CANCELLED without a code" in found.contradictions[0]
 
 
 def test_codes_are_those_of_the_interface() -> None:

@@ -1,0 +1,88 @@
+"""Is this the same job? Slurm's ids come again, and a record that was found by its id alone may tell of a stranger.
+
+What is known of a job besides its id is `Known`: from the record of its submission (when it was asked for, by whom,
+under which name), from the opening of its run (the cluster, the user, when). A record is compared with it:
+
+* The **cluster** and the **user** must be the same where both are known.
+* The **time of submission** must fit. A record from before we asked for the job tells of an earlier job: ours is not in
+  the books yet, and nothing may be concluded for it. A record from long after is of a later job, unless this one was
+  started anew: a requeue gives a new time of submission.
+* The **run** must have been opened while the job of the record lived.
+* The **name** decides nothing: users rename jobs. A difference is told.
+
+Clocks differ, so every time has `SLACK`; ids come again after weeks, so that is little. Nodes tell nothing: both books
+were seen with a shrunken list while a job's nodes were given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, Final
+
+from supervisor.core.slurm_records import JobRecord
+
+SLACK: Final = 3600.0
+"""Seconds by which what is known may lie outside of the record's times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a job besides its id; "" and None where nothing is. Times are seconds since the epoch."""
+
+    cluster: str = ""
+    user: str = ""
+    name: str = ""
+    asked: float | None = None
+    answered: float | None = None
+    opened: float | None = None
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Known:
+        """Read again what `dataclasses.asdict` gave. Raises `ValueError` for data of another shape."""
+        if not isinstance(data, Mapping):
+            raise ValueError(f"not what is known of a job: {data!r}")
+        texts = [data.get(key) or "" for key in ("cluster", "user", "name")]
+        times = [data.get(key) for key in ("asked", "answered", "opened")]
+        if not all(isinstance(text, str) for text in texts) or not all(
+            type(at) in (int, float, NoneType) for at in times
+        ):
+            raise ValueError(f"not what is known of a job: {dict(data)!r}")
+        return Known(*texts, *times)
+
+
+NOTHING: Final = Known()
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """Why a record is of another job with the same id. `earlier`: of one before ours, which is not in the books yet."""
+
+    why: str
+    earlier: bool = False
+
+
+def not_of_this_job(record: JobRecord, known: Known, *, requeued: bool = False) -> Stranger | None:
+    """Why the record is not of the job that we know; None: it may well be. `requeued`: the job was started anew."""
+    submit = record.submit
+    if submit is not None and known.asked is not None and submit < known.asked - SLACK:
+        return Stranger("the job of the record was submitted before this one was asked for", earlier=True)
+    if known.cluster and record.cluster and known.cluster != record.cluster:
+        return Stranger(f"it was on cluster {known.cluster}, the record is of {record.cluster}")
+    if known.user and record.user and known.user != record.user:
+        return Stranger(f"it was of user {known.user}, the record is of {record.user}")
+    if submit is not None and known.answered is not None and submit > known.answered + SLACK and not requeued:
+        return Stranger("the job of the record was submitted long after it")
+    if known.opened is not None and record.start is not None and known.opened < record.start - SLACK:
+        return Stranger("it was opened before the job of the record began")
+    if known.opened is not None and record.end is not None and known.opened > record.end + SLACK:
+        return Stranger("it was opened after the job of the record had ended")
+    return None
+
+
+def renamed(record: JobRecord, known: Known) -> str | None:
+    """A sentence when the job bears another name than the one under which it was submitted."""
+    if not known.name or not record.name or record.name == known.name:
+        return None
+    return f"the job was submitted as {known.name!r}, and Slurm calls it {record.name!r}: names can be changed"
