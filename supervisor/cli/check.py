@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core import codes
@@ -12,6 +14,7 @@ from supervisor.core import codes
 if TYPE_CHECKING:
     from supervisor.core.fields import PlanErrors
     from supervisor.core.plan import Plan
+    from supervisor.core.slurm_table import Component, Slurm
 
 SCHEMA_VERSION = 1
 """Of the --json document."""
@@ -89,6 +92,8 @@ def _passed(source: str, plan: Plan) -> dict[str, Any]:
         "roles": [{"name": role.name, "ranks": role.ranks, "command": role.command} for role in plan.roles],
         "coordinator": plan.coordinator,
         "contracts": [instance.contract_id for instance in instances(plan)],
+        "slurm": asdict(plan.slurm),
+        "shutdown_budget": plan.shutdown_budget,
     }
 
 
@@ -111,8 +116,24 @@ def _summary(source: str, plan: Plan) -> str:
         ("coordinator", coordinator),
         ("finish", f"when the {plan.finish} {'ends' if plan.finish == 'coordinator' else 'are complete'}"),
         ("contracts", "; ".join(contracts) or "none"),
+        ("time to end", f"{plan.shutdown_budget:g} s before Slurm's time limit"),
+        *(("slurm", text) for text in _asked(plan)),
     ]
     return "\n".join([f"{source}: OK", *(f"  {name:<12} {value}" for name, value in rows)])
+
+
+def _asked(plan: Plan) -> Iterator[str]:
+    """What `allocctl submit` asks Slurm for, a line for the job and one for each component."""
+    parts: tuple[Slurm | Component, ...] = (plan.slurm, *plan.slurm.components)
+    for part in parts:
+        given = [(field.name, getattr(part, field.name)) for field in fields(part) if field.name != "components"]
+        words = [
+            name if value is True else " ".join(value) if name == "options" else f"{name} {value}"
+            for name, value in given
+            if value
+        ]
+        if words:
+            yield ", ".join(words)
 
 
 def spans(ranks: tuple[int, ...]) -> str:

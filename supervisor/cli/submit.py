@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -265,7 +266,9 @@ def _told(done: Submitted) -> str:
     words = f": {submission.words}" if submission.words else ""
     if submission.state == "submitted":
         when = f"was submitted earlier ({submission.asked}); nothing was submitted now" if done.earlier else "submitted"
-        return f"job {submission.jobid} {when}{words}; its output will be {submission.output}"
+        directory, name = os.path.split(submission.output)
+        output = os.path.join(directory, re.sub("%[jA]", f"{submission.jobid}", name))
+        return f"job {submission.jobid} {when}{words}; its output: {output}"
     if submission.state == "refused":
         why = "sbatch refused" if done.reached else "the controller was not reached, nothing was submitted"
         return f"{why}{words}"

@@ -150,10 +150,11 @@ MAX_TASKS: Final = 100_000
 _TIME: Final = re.compile(
     r"(?P<minutes>\d{1,8})(?::(?P<seconds>\d{1,2}))?"
     r"|(?P<h>\d{1,6}):(?P<m>\d{1,2}):(?P<s>\d{1,2})"
-    r"|(?P<days>\d{1,5})-(?P<dh>\d{1,2})(?::(?P<dm>\d{1,2})(?::(?P<ds>\d{1,2}))?)?"
+    r"|(?P<days>\d{1,5})-(?P<dh>\d{1,2})(?::(?P<dm>\d{1,2})(?::(?P<ds>\d{1,2}))?)?",
+    re.ASCII,
 )
 _RANGE: Final = r"\d{1,7}(?:-\d{1,7}(?::[1-9]\d{0,6})?)?"
-_ARRAY: Final = re.compile(rf"({_RANGE}(?:,{_RANGE})*)(?:%[1-9]\d*)?")
+_ARRAY: Final = re.compile(rf"({_RANGE}(?:,{_RANGE})*)(?:%[1-9]\d*)?", re.ASCII)
 
 
 def time_limit(text: str) -> float | None:

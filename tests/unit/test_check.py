@@ -221,6 +221,29 @@ def test_a_good_plan_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[
         "  coordinator  rank 0 (client)",
         "  finish       when the coordinator ends",
         "  contracts    result (per run, json); trace (per node, any, optional)",
+        "  time to end  240 s before Slurm's time limit",
+    ]
+
+
+def test_what_slurm_is_asked_for_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slurm = """
+[slurm]
+time = 90
+requeue = true
+[[slurm.components]]
+nodes = 1
+partition = "cpu"
+[[slurm.components]]
+nodes = 4
+gres = "gpu:8"
+exclusive = true
+options = ["--mem=0", "--exclude=n7"]
+"""
+    assert run(write(tmp_path, GOOD + slurm)) == codes.OK
+    assert [line[15:] for line in capsys.readouterr().out.splitlines() if line.startswith("  slurm ")] == [
+        "time 90, requeue",
+        "nodes 1, partition cpu",
+        "nodes 4, gres gpu:8, exclusive, --mem=0 --exclude=n7",
     ]
 
 
@@ -259,6 +282,15 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ],
         "coordinator": 0,
         "contracts": ["result", "trace@1", "trace@2", "trace@4"],
+        "slurm": {
+            **dict.fromkeys(("partition", "account", "qos", "time", "gres", "constraint", "array", "cluster")),
+            "allocctl": None,
+            "exclusive": False,
+            "requeue": False,
+            "options": [],
+            "components": [],
+        },
+        "shutdown_budget": 240,
     }
     path = write(tmp_path, GOOD.replace("nodes = 5", "nodes = 4"))
     assert run("--json", path) == codes.CONFIG

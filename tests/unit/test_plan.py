@@ -30,6 +30,8 @@ from supervisor.core.plan import (
     schema,
     values_for,
 )
+from supervisor.core.sbatch_options import TAKEN
+from supervisor.core.slurm_table import Component, Slurm
 from supervisor.core.substitution import RANK_WORDS, RUN_WORDS, SubstitutionError, substitute, words_in
 
 SMALL = """
@@ -199,6 +201,29 @@ def test_the_data_is_left_as_it_was() -> None:
     assert data == before
 
 
+def test_what_slurm_is_asked_for() -> None:
+    data = small()
+    data["slurm"] = {"time": 90, "partition": "p", "options": ["--mem=0"], "requeue": True}
+    assert parse_plan(data, "p.toml").slurm == Slurm(partition="p", time="90", requeue=True, options=("--mem=0",))
+    data["slurm"] = {"components": [{"nodes": 1}, {"nodes": 3, "gres": "gpu:8", "options": ["--exclude=a b"]}]}
+    assert parse_plan(data, "p.toml").slurm.components == (
+        Component(1),
+        Component(3, gres="gpu:8", options=("--exclude=a b",)),
+    )
+
+
+def test_the_shutdown_budget() -> None:
+    data = small()
+    data["roles"]["client"]["grace"], data["roles"]["server"]["grace"] = 5, 7
+    data["deadlines"] = {"collect": 11, "finalization": 100}
+    assert parse_plan(data, "p.toml").shutdown_budget == 5 + 7 + 11  # nothing is promised: no finalization window
+    data["artifacts"] = [{"name": "r", "path": "r"}]
+    assert parse_plan(data, "p.toml").shutdown_budget == 5 + 7 + 100 + 11
+    del data["coordinator"]
+    data["run"] = {"finish": "artifacts"}
+    assert parse_plan(data, "p.toml").shutdown_budget == 7 + 100 + 11
+
+
 def test_plans_are_frozen() -> None:
     plan = parse_plan(small(), "p.toml")
     with pytest.raises(FrozenInstanceError):
@@ -253,6 +278,12 @@ RANKS = 'different rank numbers: one (3 is rank 3), a list ([0, 1]) or ranges ("
 NODES = "a number of nodes, 1..65536, or a list of different node names"
 ENV = "names of environment variables (ALLOCD_ and SLURM_ are taken)"
 OPTION = "an option in one piece (--name=value) that the supervisor does not set itself"
+
+SLURM_OPTION = "an option of sbatch in one piece (--name=value)"
+TIME = "a time limit: minutes, or MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS"
+ARRAY = 'task numbers of an array: "0-7", "1,3,5", "0-15:4", and "%2" behind them for two at a time'
+ONE, THREE = {"nodes": 1}, {"nodes": 3}
+BESIDE = "in each [[slurm.components]]"
 
 MISTAKES: list[tuple[tuple[str | int, ...], Any, str, str, str]] = [
     (("job",), 3, "job", "3", "a table with name and nodes"),
@@ -326,6 +357,46 @@ MISTAKES: list[tuple[tuple[str | int, ...], Any, str, str, str]] = [
     ((*SERVER, "critical"), 1, "roles.server.critical", "1", "true or false"),
     ((*SERVER, "may_finish"), "yes", "roles.server.may_finish", '"yes"', "true or false"),
     ((*SERVER, "agent"), True, "roles.server.agent", "true", '"on" or "off"'),
+    (("slurm",), 1, "slurm", "1", "a table"),
+    (("slurm", "partitoin"), "x", "slurm.partitoin", "an unknown key", "a known key; did you mean partition?"),
+    (("slurm", "partition"), "a b", "slurm.partition", '"a b"', "one word"),
+    (("slurm", "account"), "-x", "slurm.account", '"-x"', "one word"),
+    (("slurm", "qos"), "", "slurm.qos", '""', "one word"),
+    (("slurm", "gres"), ["gpu:8"], "slurm.gres", '["gpu:8"]', "one word"),
+    (("slurm", "exclusive"), "user", "slurm.exclusive", '"user"', "true or false"),
+    (("slurm", "cluster"), "a,b", "slurm.cluster", '"a,b"', "the name of a cluster"),
+    (("slurm", "allocctl"), "bin/allocctl", "slurm.allocctl", '"bin/allocctl"', "an absolute path"),
+    *((("slurm", "time"), value, "slurm.time", shown, TIME) for value, shown in (
+        (0, "0"), (True, "true"), (1.5, "1.5"), ("1h", '"1h"'), (" 5", '" 5"'), ("1-", '"1-"'), ("1:2:3:4", '"1:2:3:4"'),
+        ("00:00", '"00:00"'), ("UNLIMITED", '"UNLIMITED"'), ("١", r'"\u0661"'), ("5\n", r'"5\n"'),
+    )),
+    *((("slurm", "array"), value, "slurm.array", shown, ARRAY) for value, shown in (
+        (3, "3"), ("", '""'), ("3-1", '"3-1"'), ("1-4%0", '"1-4%0"'), ("1-4:0", '"1-4:0"'), ("1,", '"1,"'),
+        ("0-100000", '"0-100000"'), ("1-3 ", '"1-3 "'), ("١", r'"\u0661"'),
+    )),
+    *((("slurm", "options"), [word], "slurm.options[0]", f'"{word}"', text) for word, text in (
+        ("mem=0", SLURM_OPTION), ("--", SLURM_OPTION), ("", SLURM_OPTION),
+        ("--wrap=x", f"another option; sbatch's --wrap cannot be given: {TAKEN['wrap']}"),
+        ("-o/x", f"another option; sbatch's --output cannot be given: {TAKEN['output']}"),
+        ("-Ho/x", f"another option; sbatch's --output cannot be given: {TAKEN['output']}"),
+        ("--outp=/x", "another option; write options out (--output)"),
+        ("--time=5", "another option; --time has its own place in a plan: slurm.time"),
+        ("-pdebug", "another option; --partition has its own place in a plan: slurm.partition"),
+        ("-x", "another option; -x lacks its value: write both in one piece (-xVALUE)"),
+    )),
+    (("slurm", "components"), [{"nodes": 4}], "slurm.components", "one component", "at least two, or none"),
+    (("slurm", "components"), [ONE, ONE], "slurm.components", "2 nodes", "4 between them, as in job.nodes"),
+    (("slurm", "components"), [ONE, {}], "slurm.components[1].nodes", "nothing", "a number of nodes, 1..65536"),
+    (("slurm", "components"), [ONE, {**THREE, "time": 5}], "slurm.components[1].time", "an unknown key",
+     "a known key, one of nodes, partition, gres, constraint, exclusive, options"),
+    (("slurm",), {"components": [ONE, THREE], "array": "1-2"}, "slurm.array", '"1-2"',
+     "no array: Slurm takes none of heterogeneous jobs"),
+    (("slurm",), {"components": [ONE, THREE], "gres": "gpu:1"}, "slurm.gres", '"gpu:1" beside components',
+     f"gres {BESIDE}"),
+    (("slurm",), {"components": [ONE, THREE], "exclusive": True}, "slurm.exclusive", "true beside components",
+     f"exclusive {BESIDE}"),
+    (("slurm",), {"components": [ONE, THREE], "options": ["--mem=0"]}, "slurm.options", '["--mem=0"] beside components',
+     f"options {BESIDE}"),
     ((*SERVER, "srun_options"), ["mpi"], "roles.server.srun_options[0]", '"mpi"', OPTION),
     ((*SERVER, "srun_options"), ["--label"], "roles.server.srun_options[0]", '"--label"', OPTION),
     ((*SERVER, "srun_options"), ["-o", "-v"], "roles.server.srun_options[0]", '"-o"', OPTION),
