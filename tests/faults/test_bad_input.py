@@ -189,7 +189,7 @@ def test_a_marker_that_a_living_run_uses(local: Local) -> None:
     ("environment", "words"),
     [
         ({"SLURM_JOB_ID": "12"}, "no SLURM_JOB_NODELIST"),
-        ({**SLURM, "SLURM_JOB_ID": "../12"}, "unset it, or use --local"),
+        ({**SLURM, "SLURM_JOB_ID": "../12"}, "unset SLURM_JOB_ID, or use --local"),
         ({**SLURM, "SLURM_JOB_NODELIST": "n[1-"}, "SLURM_JOB_NODELIST cannot be read"),
         ({**SLURM, "SLURM_JOB_NODELIST": "n[1-99999999999]"}, "SLURM_JOB_NODELIST cannot be read"),
         ({**SLURM, "SLURM_JOB_NODELIST": "n1"}, "ask sbatch for more (--nodes)"),
