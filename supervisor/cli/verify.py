@@ -90,10 +90,11 @@ def _sealed(args: argparse.Namespace) -> Sealed:
 
 def _target(args: argparse.Namespace) -> tuple[str, list[str]]:
     """The job's id (or a local run's), and the directories of the runs of its last attempt. Raises NoSuchRun."""
+    from supervisor.core.attempt import display_id
     from supervisor.core.slurm import parse_job_id
     from supervisor.runs.sealing import find_runs, job_of
 
-    name = args.run or args.job or os.environ.get("SLURM_JOB_ID")
+    name = args.run or args.job or display_id(os.environ)
     if not name:
         raise NoSuchRun("which job? Name its id")
     if not args.run:
