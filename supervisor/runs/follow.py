@@ -1,0 +1,261 @@
+"""Following a job's runs from outside, by reading their directories as they grow.
+
+The engine runs on another machine, and no event crosses a shared file system: whoever follows looks, again and again.
+A look is cheap (some dozens of system calls, no question to Slurm) and believes listings only, for a network client
+remembers for up to a minute that a name was missing. One look takes in, in this order:
+
+    the places where run directories are made    -> new runs: `4711`, after a requeue `4711.r1`, an array's `4711_3`
+    a run's own directory                        -> whether its receipt is there: then what is read next is all of it
+    its journal, from where the last look ended  -> events, folded by the machine (core/run.py)
+    its logs                                     -> whole lines
+
+What is found becomes *news*, in a queue that another thread may take from: a look that hangs on a dead file system
+loses nothing, its news come when it returns. A last line of a journal that is torn or zero-filled is not yet written;
+what cannot be read in the middle of a journal is damage only when nobody writes any more, so `last` alone tells it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from supervisor.core import events as ev
+from supervisor.core.layout import JOURNAL, RUN_RECEIPT
+from supervisor.core.run import IllegalEvent, step
+from supervisor.core.state import RunState
+from supervisor.engine.journal import read_journal
+from supervisor.runs.growing import Logs
+from supervisor.runs.registry import attempt_of
+from supervisor.runs.saved import engine_lives
+
+CLOCKS: Final = 300.0
+"""Seconds by which the clocks of two machines may differ: a run that was opened so much before the job was submitted is
+of another job, whose id came again."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """One more record in a run's journal, and the state that it leads to. The first of a run is its opening."""
+
+    run_id: str
+    record: ev.Record
+    state: RunState
+
+
+@dataclass(frozen=True)
+class LogLines:
+    """Lines of a log, without their newlines."""
+
+    run_id: str
+    log: str
+    lines: list[bytes]
+
+
+@dataclass(frozen=True)
+class Over:
+    """The run's receipt is there (or, `lost`, its engine is gone without one), and everything before it was told."""
+
+    run_id: str
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Something cannot be read; each trouble is told once."""
+
+    text: str
+
+
+News = Told | LogLines | Over | Trouble
+Wanted = Callable[[RunState, int, str], bool]
+"""Whether a log is wanted: by what is known of the run, its rank and its kind."""
+
+
+def no_logs(_state: RunState, _rank: int, _kind: str) -> bool:
+    """No log at all."""
+    return False
+
+
+def coordinator_logs(state: RunState, rank: int, _kind: str) -> bool:
+    """The coordinator's logs; none of a plan without one."""
+    return state.plan is not None and state.plan.coordinator == rank
+
+
+def all_logs(_state: RunState, _rank: int, _kind: str) -> bool:
+    """Every rank's logs."""
+    return True
+
+
+LOGS: Final[dict[str, Wanted]] = {"none": no_logs, "coordinator": coordinator_logs, "all": all_logs}
+"""The choices of `--logs`."""
+
+
+class RunFollower:
+    """One run directory. `engine`: look for the engine's process as well, for a run that no Slurm tells the end of."""
+
+    def __init__(self, directory: str, wanted: Wanted, *, engine: bool = False) -> None:
+        self.directory = directory
+        self.run_id = os.path.basename(directory)
+        self.state = RunState()
+        self.over = False
+        self.logs = Logs(directory, lambda rank, kind: wanted(self.state, rank, kind))
+        self._engine = engine
+        self._end = self._seq = 0
+        self._damage: str | None = None
+        self._folds = True
+
+    @property
+    def more(self) -> bool:
+        """Whether the next look has something to read already."""
+        return self.logs.more
+
+    def look(self, last: bool = False) -> Iterator[News]:
+        """What is new. With `last`, nobody writes any more. Raises OSError."""
+        over, lost = self._ended()
+        last = last or over
+        yield from self._journal()
+        yield from (LogLines(self.run_id, *lines) for lines in self.logs.look(last))
+        if not last or self.more:
+            return
+        yield from (LogLines(self.run_id, *lines) for lines in self.logs.last_lines())
+        if self._damage:
+            yield Trouble(f"{self.run_id}: the journal cannot be read to its end: {self._damage}")
+        self.over = True
+        if over:
+            yield Over(self.run_id, lost)
+
+    def _ended(self) -> tuple[bool, bool]:
+        """Whether the run has ended, and whether without a receipt. Asked before anything is read."""
+        opened = self.state.opened
+        if RUN_RECEIPT in os.listdir(self.directory):
+            return True, False
+        if not self._engine or opened is None or engine_lives(self.directory, opened.host, opened.pid) is not False:
+            return False, False
+        return True, RUN_RECEIPT not in os.listdir(self.directory)  # it may have just ended, and not without a word
+
+    def _journal(self) -> Iterator[News]:
+        read = read_journal(os.path.join(self.directory, JOURNAL), self._end, self._seq)
+        self._end, self._seq, self._damage = read.end, self._seq + len(read.records), read.damage
+        for record in read.records:
+            if self._folds:
+                try:
+                    self.state, _ = step(self.state, record)
+                except IllegalEvent as error:
+                    self._folds = False
+                    yield Trouble(f"{self.run_id}: its journal does not fold: {str(error).splitlines()[0]}")
+            yield Told(self.run_id, record, self.state)
+
+
+class Follower:
+    """The runs of a job, or of all tasks of an array (`tasks`), in `places`; or the run directories that are given.
+
+    `since` is the epoch second of the job's submission, where it is known. Looks are for one thread at a time; `take`
+    is for any.
+    """
+
+    def __init__(
+        self,
+        jobid: str,
+        places: Sequence[str],
+        wanted: Wanted,
+        *,
+        directories: Iterable[str] = (),
+        tasks: bool = False,
+        since: float | None = None,
+        engine: bool = False,
+    ) -> None:
+        self.runs: dict[str, RunFollower] = {}  # by real path
+        self.more = False
+        self._jobid = jobid
+        self._places = tuple(places)
+        self._wanted = wanted
+        self._tasks = tasks
+        self._since = since
+        self._engine = engine
+        self._first = True
+        self._known: set[str] = set()  # paths in the places that need no second look
+        self._news: deque[News] = deque()
+        self._told: set[str] = set()
+        for directory in directories:
+            self._follow(directory)
+
+    def take(self) -> list[News]:
+        """The news since the last call, in their order."""
+        taken: list[News] = []
+        with suppress(IndexError):
+            while True:
+                taken.append(self._news.popleft())
+        return taken
+
+    def look(self, last: bool = False) -> None:
+        """Look once at everything. With `last`, nobody writes any more. Trouble is news, never raised."""
+        self._discover()
+        self.more = False
+        for run in list(self.runs.values()):
+            if run.over:
+                continue
+            try:
+                for news in run.look(last):
+                    self._news.append(news)
+            except OSError as error:
+                self._trouble(f"{run.directory}: {error.strerror or error}")
+            self.more |= run.more and not run.over
+
+    def _trouble(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._news.append(Trouble(text))
+
+    def _follow(self, directory: str) -> None:
+        real = os.path.realpath(directory)
+        self.runs.setdefault(real, RunFollower(real, self._wanted, engine=self._engine))
+
+    def _discover(self) -> None:
+        new = dict(self._new_runs())
+        if self._first:  # earlier attempts of a job that was requeued before are history
+            last: dict[str, int] = {}
+            for run_id in new.values():
+                last[_job_of(run_id)] = max(attempt_of(run_id), last.get(_job_of(run_id), 0))
+            new = {path: run_id for path, run_id in new.items() if attempt_of(run_id) == last[_job_of(run_id)]}
+            self._first = not new
+        for path in sorted(new, key=lambda path: (attempt_of(new[path]), path)):
+            if self._began_with_the_job(path):
+                self._follow(path)
+
+    def _new_runs(self) -> Iterator[tuple[str, str]]:
+        """The real path and the id of each directory that has become a run of the job: one with a journal."""
+        for place in self._places:
+            try:
+                names = os.listdir(place)
+            except FileNotFoundError:
+                continue  # made with the first run
+            except OSError as error:
+                self._trouble(f"{place}: {error.strerror or error}")
+                continue
+            for name in names:
+                run_id, path = name.partition("@")[0], os.path.join(place, name)
+                if self._is_ours(_job_of(run_id)) and path not in self._known:
+                    with suppress(OSError):
+                        if JOURNAL in os.listdir(path):
+                            self._known.add(path)
+                            yield os.path.realpath(path), run_id
+
+    def _is_ours(self, job: str) -> bool:
+        return job == self._jobid or (self._tasks and job.startswith(f"{self._jobid}_"))
+
+    def _began_with_the_job(self, path: str) -> bool:
+        """Whether the run can be of this job, by the time at which its journal was last written: ids come again."""
+        if self._since is None:
+            return True
+        try:
+            return os.stat(os.path.join(path, JOURNAL)).st_mtime > self._since - CLOCKS
+        except OSError:
+            return True
+
+
+def _job_of(run_id: str) -> str:
+    return run_id.partition(".")[0]
