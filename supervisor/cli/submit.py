@@ -6,7 +6,8 @@
 
 What can go wrong and what it ends with: the plan, an option, the machine, or a refusal by sbatch (a wrong partition, an
 account that may not: what was asked for has to change) 78; a controller that was not reached 69: nothing was submitted;
-a submission that may or may not have happened 75: the same command settles it later, and submits only when it may.
+a submission that may or may not have happened 75: the same command settles it later, and submits only when it may;
+sbatch failed, and there is certainly no job: 1. After an interrupt: 79 when there is a job, 130 when there is none.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         made = prepare(args)
+        for note in made.notes:
+            complain(note)
         if args.dry_run:
             return _dry_run(made, args.json)
         done = submit(made)
@@ -188,11 +191,9 @@ def _check_version(path: str) -> None:
 def _dry_run(made: Made, as_json: bool) -> int:
     submission, script = made.order.submission, made.order.script
     if as_json:
-        document = {"schema_version": SCHEMA_VERSION, "argv": submission.argv, "script": script, "notes": made.notes}
+        document = {"schema_version": SCHEMA_VERSION, "argv": submission.argv, "script": script}
         tell(json.dumps({**document, "directory": made.order.directory}, indent=1, ensure_ascii=False))
         return codes.OK
-    for note in made.notes:
-        complain(note)
     tell(f"{shlex.join(submission.argv)}\n\n# {submission.script}:\n{script}")
     return codes.OK
 
@@ -201,16 +202,19 @@ def _dry_run(made: Made, as_json: bool) -> int:
 
 
 def submit(made: Made) -> Submitted:
-    """Submit, unless an earlier submission of the same plan has a job or cannot be settled. Raises OSError."""
+    """Submit, unless an earlier submission of the same plan has a job or cannot be settled. Raises OSError, and
+    KeyboardInterrupt when it was interrupted before anything was asked for."""
     from supervisor.runs.registry import register_job
 
     done = asyncio.run(_submit(made))
+    if done is None:
+        raise KeyboardInterrupt
     if done.submission.state == "submitted" and done.submission.jobid:
         register_job(done.submission.jobid, done.directory)
     return done
 
 
-async def _submit(made: Made) -> Submitted:
+async def _submit(made: Made) -> Submitted | None:
     from supervisor.scheduler.client import SlurmClient
     from supervisor.scheduler.submit import Sbatch, Stop, Submitter
 
@@ -221,6 +225,8 @@ async def _submit(made: Made) -> Submitted:
     submitter = Submitter(Sbatch(os.environ), SlurmClient(), stop)
     if earlier := await submitter.settle_earlier(submission.base, made.plan_text, submission.uid):
         return earlier
+    if stop.gently.is_set():
+        return None
     return await submitter.submit(order, made.plan_text)
 
 
@@ -233,13 +239,12 @@ def report(args: argparse.Namespace, done: Submitted) -> int:
     text = _told(done)
     if done.submission.state == "submitted" and not done.several:
         tell(json.dumps(_document(done, code), indent=1, ensure_ascii=False) if args.json else done.submission.shown_id)
-        if not args.quiet or done.earlier or done.trouble:
+        if not args.quiet or code or done.earlier:
             complain(text)
-    elif args.json:
-        complain(text)
-        tell(json.dumps({**_document(done, code), "error": text}, indent=1, ensure_ascii=False))
     else:
         complain(text)
+        if args.json:
+            tell(json.dumps({**_document(done, code), "error": text}, indent=1, ensure_ascii=False))
     if done.trouble:
         complain(done.trouble)
     return code
@@ -252,7 +257,11 @@ def code_of(done: Submitted) -> int:
         return codes.UNVERIFIABLE
     if submission.state == "refused":
         return codes.CONFIG if done.reached else codes.UNREACHABLE
-    return {"submitted": codes.OK, "absent": codes.FAILED}.get(submission.state, codes.UNVERIFIABLE)
+    if submission.state == "submitted":
+        return codes.INTERRUPTED if done.interrupted else codes.OK
+    if submission.state == "absent":
+        return codes.CANCELLED if done.interrupted else codes.FAILED
+    return codes.UNVERIFIABLE
 
 
 def _told(done: Submitted) -> str:
@@ -268,7 +277,8 @@ def _told(done: Submitted) -> str:
         when = f"was submitted earlier ({submission.asked}); nothing was submitted now" if done.earlier else "submitted"
         directory, name = os.path.split(submission.output)
         output = os.path.join(directory, re.sub("%[jA]", f"{submission.jobid}", name))
-        return f"job {submission.jobid} {when}{words}; its output: {output}"
+        ends = "; interrupted, and the job goes on" if done.interrupted else ""
+        return f"job {submission.jobid} {when}{words}; its output: {output}{ends}"
     if submission.state == "refused":
         why = "sbatch refused" if done.reached else "the controller was not reached, nothing was submitted"
         return f"{why}{words}"

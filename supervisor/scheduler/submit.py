@@ -83,7 +83,7 @@ class Submitted:
 
     `several`: ids of jobs that have the same script, when there is more than one. `earlier`: an earlier submission of
     the plan that was in doubt has turned out to have a job, and nothing was submitted now. `reached`: False when the
-    controller never got the request.
+    controller never got the request. `interrupted`: a person wanted no more of it.
     """
 
     directory: str
@@ -91,6 +91,7 @@ class Submitted:
     several: tuple[str, ...] = ()
     earlier: bool = False
     reached: bool = True
+    interrupted: bool = False
     trouble: str = ""
 
 
@@ -131,7 +132,7 @@ class Submitter:
                 answered=self._utc(),
                 words=reply.words,
             )
-            return await _kept(Submitted(order.directory, answered, reached=reply.reached))
+            return await self._kept(Submitted(order.directory, answered, reached=reply.reached))
 
     async def settle_earlier(self, base: str, plan_text: str, uid: int) -> Submitted | None:
         """Settle every submission of this plan below `base` that is in doubt: the first that has a job, or that still
@@ -190,7 +191,7 @@ class Submitter:
         else:
             asked = f"; {trouble}" if trouble else ""
             done = replace(done, state="unknown", words=f"{why}; it could not be found out{asked}")
-        return await _kept(Submitted(directory, done, several=tuple(ids) if len(ids) > 1 else ()))
+        return await self._kept(Submitted(directory, done, several=tuple(ids) if len(ids) > 1 else ()))
 
     async def _look(self, directory: str, doubt: Submission) -> tuple[set[str], str]:
         """Ids of the jobs with this script, and why the controller could not be asked ("" if it could)."""
@@ -221,17 +222,17 @@ class Submitter:
             return f"{directory}: {error.strerror or error}"
         return ""
 
+    async def _kept(self, done: Submitted) -> Submitted:
+        """With its record on the disk, or with the trouble that kept it from there."""
+        done = replace(done, interrupted=self._stop.gently.is_set())
+        try:
+            await asyncio.to_thread(write_record, done.directory, done.submission)
+        except OSError as error:
+            return replace(done, trouble=f"{os.path.join(done.directory, RECORD)}: {error.strerror or error}")
+        return done
+
     def _utc(self) -> str:
         return self._now().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-async def _kept(done: Submitted) -> Submitted:
-    """With its record on the disk, or with the trouble that kept it from there."""
-    try:
-        await asyncio.to_thread(write_record, done.directory, done.submission)
-    except OSError as error:
-        return replace(done, trouble=f"{os.path.join(done.directory, RECORD)}: {error.strerror or error}")
-    return done
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -368,7 +368,8 @@ MISTAKES: list[tuple[tuple[str | int, ...], Any, str, str, str]] = [
     (("slurm", "allocctl"), "bin/allocctl", "slurm.allocctl", '"bin/allocctl"', "an absolute path"),
     *((("slurm", "time"), value, "slurm.time", shown, TIME) for value, shown in (
         (0, "0"), (True, "true"), (1.5, "1.5"), ("1h", '"1h"'), (" 5", '" 5"'), ("1-", '"1-"'),
-        ("1:2:3:4", '"1:2:3:4"'), ("00:00", '"00:00"'), ("UNLIMITED", '"UNLIMITED"'), ("١", r'"\u0661"'), ("5\n", r'"5\n"'),
+        ("1:2:3:4", '"1:2:3:4"'), ("00:00", '"00:00"'), ("UNLIMITED", '"UNLIMITED"'),
+        ("١", r'"\u0661"'), ("5\n", r'"5\n"'),
     )),
     *((("slurm", "array"), value, "slurm.array", shown, ARRAY) for value, shown in (
         (3, "3"), ("", '""'), ("3-1", '"3-1"'), ("1-4%0", '"1-4%0"'), ("1-4:0", '"1-4:0"'), ("1,", '"1,"'),
