@@ -23,7 +23,7 @@ SIGNALS: Final = tuple(
 
 OWN_SRUN_OPTIONS: Final = tuple(
     """output error input open-mode label unbuffered pty multi-prog job-name nodes nodelist relative ntasks
-    ntasks-per-node wait kill-on-bad-exit jobid export export-file o e i l u J N w r n W K""".split()  # noqa: SIM905
+    ntasks-per-node wait kill-on-bad-exit jobid het-group export export-file o e i l u J N w r n W K""".split()  # noqa: SIM905
 )
 """Options of a step's srun that are the supervisor's: they place the step, name it, or carry its channel."""
 

@@ -401,6 +401,7 @@ MISTAKES: list[tuple[tuple[str | int, ...], Any, str, str, str]] = [
     ((*SERVER, "srun_options"), ["mpi"], "roles.server.srun_options[0]", '"mpi"', OPTION),
     ((*SERVER, "srun_options"), ["--label"], "roles.server.srun_options[0]", '"--label"', OPTION),
     ((*SERVER, "srun_options"), ["-o", "-v"], "roles.server.srun_options[0]", '"-o"', OPTION),
+    ((*SERVER, "srun_options"), ["--het-group=1"], "roles.server.srun_options[0]", '"--het-group=1"', OPTION),
     ((*SERVER, "srun_options"), ["--output=x"], "roles.server.srun_options[0]", '"--output=x"', OPTION),
     ((*SERVER, "comand"), ["x"], "roles.server.comand", "an unknown key", "a known key; did you mean command?"),
     (("marker", "path"), "done", "marker.path", '"done"', ABSOLUTE),
