@@ -42,7 +42,7 @@ class RunOpened(Event):
 
     number: ClassVar[int] = 1
     run_id: str
-    jobid: str
+    jobid: str  # as people call it: an array's task is 123_4, a heterogeneous job its leader
     run_dir: str
     marker: str
     nodes: list[str]
@@ -131,7 +131,7 @@ class Hello(RankEvent):
     host: str
     pid: int
     node: str | None
-    step: str | None
+    step: str | None  # as accounting names it, with the raw id: 123.0
     python: str
 
 
