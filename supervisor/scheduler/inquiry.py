@@ -48,7 +48,8 @@ class Pace:
     doubt and silence.
 
     Of the jobs that live (the poller): an interval of `fast` after a change, growing by `slower` up to `slow`;
-    `closest` is the least time between two questions, whoever is in a hurry.
+    `closest` is the least time between two questions, whoever is in a hurry. An end in squeue waits at most `late` for
+    accounting to tell of it too.
     """
 
     first: float = 0.2
@@ -63,6 +64,7 @@ class Pace:
     slower: float = 1.5
     slow: float = 30.0
     closest: float = 0.25
+    late: float = 1.0
 
 
 USUAL: Final = Pace()

@@ -16,7 +16,8 @@ two at the same time, and never one for each job where one for all will do. A jo
 - **examined**: squeue shows that it has ended (or is ending), does not show it, or could not be asked. That proves
   nothing, so the two books are read until `core.truth.decide` has settled it: one sacct for all of these together, one
   scontrol for each, at the pauses of its `Inquiry`. A job whose time is nearly up is taken along when another's is up.
-  The controller need not be asked about a job that squeue, which speaks for it, and accounting both call COMPLETED.
+  Accounting is a tenth of a second late as a rule; it gets `Pace.late` before the controller is asked. A job that
+  squeue, which speaks for the controller, and accounting both call COMPLETED needs no scontrol.
   Where accounting has been read twice it may settle an end without the controller; `decide` knows which ends.
 
 A job that lives after all is followed on. If it has been started anew (PREEMPTED, NODE_FAIL, `scontrol requeue`), it is
@@ -54,6 +55,10 @@ _BACKOFF: Final = 2.0
 class Asked(Protocol):
     """What a poller needs of a Slurm client."""
 
+    @property
+    def calls(self) -> Counter[str]:
+        """How often each command was run."""
+
     async def queue(self, jobids: Collection[str]) -> Queue:
         """What squeue shows of these jobs."""
 
@@ -89,7 +94,8 @@ class Follow:
         self.truth: Truth | None = None
         self.inquiry = inquiry
         self.due: float | None = None  # when to examine it next; None: it lives, as far as is known
-        self.completed = False  # squeue called it COMPLETED
+        self.row: QueueRow | None = None  # what squeue showed last, and when
+        self.row_at = 0.0
         self.incarnation: int | None = 0  # restart count of the controller's record among the answers, if one is needed
         self._poller = poller
         self._changed = changed
@@ -127,9 +133,7 @@ class Follow:
 
 
 class Poller:
-    """See the top. `calls` counts the questions by command. Times are those of `clock`, in seconds; `jitter` gives
-    numbers of 0..1.
-    """
+    """See the top. Times are those of `clock`, in seconds; `jitter` gives numbers of 0..1."""
 
     def __init__(
         self,
@@ -140,7 +144,6 @@ class Poller:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self.calls: Counter[str] = Counter()
         self._client = client
         self._pace = pace
         self._clock = clock
@@ -155,6 +158,11 @@ class Poller:
         self._hurried = False
         self._failing = False  # squeue's last answer was none
         self._away = False  # scontrol's
+
+    @property
+    def calls(self) -> Counter[str]:
+        """How often each of Slurm's commands was run by the client."""
+        return self._client.calls
 
     def follow(self, jobid: str, changed: Changed | None = None) -> Follow:
         """Follow a job, array task or component by its display id; `changed` is called at each change of what is seen.
@@ -238,7 +246,6 @@ class Poller:
     async def _ask_queue(self, asked: Sequence[Follow]) -> None:
         """One squeue for these jobs. Whoever does not live by it is to be examined now."""
         self._hurried = False
-        self.calls["squeue"] += 1
         queue = await self._client.queue(sorted({f.jobid for f in asked}))
         now = self._asked_at = self._clock()
         if queue.problem:
@@ -248,7 +255,7 @@ class Poller:
             self._queue_due = self._later(self._interval)
             self._failing = True
             return
-        changed = [_note(f, queue.rows.get(f.jobid), queue.at, now) for f in asked]
+        changed = [self._note(f, queue.rows.get(f.jobid), queue.at) for f in asked]
         if any(changed) or self._failing:
             self._interval = self._pace.fast
         else:
@@ -258,17 +265,33 @@ class Poller:
         if self._hurried:  # while the question was on its way
             self.hasten()
 
+    def _note(self, f: Follow, row: QueueRow | None, at: str) -> bool:
+        """Take in what squeue shows of a job; whether that is a change."""
+        now = self._clock()
+        f.row, f.row_at = row, now
+        if row is None:
+            changed = f.show(replace(f.seen, at=at, trouble=""))
+        else:
+            changed = f.show(Seen(row.state.word, row.reason, row.restarts, at))
+        if row is None or row.state.phase in ("ending", "ended"):
+            f.due = now
+        else:
+            f.inquiry.lived(now)
+            f.due = None if row.restarts in (None, f.incarnation) else now
+        return changed
+
     async def _examine(self, due: Sequence[Follow]) -> None:
         """Read both books about these jobs, accounting's in one call."""
-        self.calls["sacct"] += 1
         books = await self._client.accounting(sorted({f.jobid for f in due}))
         away: Answer | None = None
         for f in due:
             new = [books[f.jobid]]
+            if self._late(f, new[0]):
+                f.due = self._later(self._pace.first)
+                continue
             if away is not None:
                 new.append(replace(away, jobid=f.jobid))
-            elif f in self._follows and not (f.completed and _success(new[0])):
-                self.calls["scontrol"] += 1
+            elif f in self._follows and not _success(f, new[0]):
                 new.append(live := await self._client.show_job(f.inquiry.controllers_id(new)))
                 self._away = live.outcome == "failed" and live.returncode != 0  # and not merely unreadable
                 if self._away:
@@ -277,6 +300,12 @@ class Poller:
                     self._follows = [*(other for other in self._follows if other is not f), f]
             if f in self._follows:  # and was not closed meanwhile
                 self._judge(f, new)
+
+    def _late(self, f: Follow, book: Answer) -> bool:
+        """Whether accounting gets a moment more to tell of the end that squeue has shown."""
+        if book.outcome == "failed" or (book.record is not None and book.record.terminal):
+            return False
+        return f.row is not None and f.row.state.terminal and self._clock() - f.row_at < self._pace.late
 
     def _judge(self, f: Follow, new: Sequence[Answer]) -> None:
         """What one round of answers makes of a job: settled, followed on, or to be examined again."""
@@ -296,23 +325,11 @@ class Poller:
             f.due = self._later(f.inquiry.pause)
 
 
-def _note(f: Follow, row: QueueRow | None, at: str, now: float) -> bool:
-    """Take in what squeue shows of a job; whether that is a change."""
-    changed = f.show(
-        replace(f.seen, at=at, trouble="") if row is None else Seen(row.state.word, row.reason, row.restarts, at)
-    )
-    f.completed = row is not None and row.state.word == "COMPLETED"
-    over = row is None or row.state.phase in ("ending", "ended")
-    if not over:
-        f.inquiry.lived(now)
-    f.due = now if over or (row is not None and row.restarts not in (None, f.incarnation)) else None
-    return changed
-
-
 def _seen(before: Seen, new: Sequence[Answer]) -> Seen:
-    """What these answers show, the controller's before accounting's."""
+    """What these answers show: the controller's, or accounting's where it tells of an end or is the first to tell
+    anything (of what lives it knows less than squeue has shown)."""
     problems = "; ".join(f"{answer.source}: {answer.problem}" for answer in new if answer.outcome == "failed")
-    said = [answer for answer in new if answer.record is not None]
+    said = [a for a in new if a.record and (a.source == "scontrol" or a.record.terminal or not before.state)]
     if not said or (record := said[-1].record) is None:
         return replace(before, trouble=problems)
     restarts = before.restarts if record.restarts is None else record.restarts
@@ -320,6 +337,8 @@ def _seen(before: Seen, new: Sequence[Answer]) -> Seen:
     return Seen(record.state.word, reason, restarts, said[-1].at, problems)
 
 
-def _success(book: Answer) -> bool:
+def _success(f: Follow, book: Answer) -> bool:
+    """Whether squeue and accounting tell the same success."""
     record = book.record
-    return record is not None and record.terminal and record.state.word == "COMPLETED" and record.exit.zero
+    both = f.row is not None and record is not None and f.row.state.word == record.state.word == "COMPLETED"
+    return both and record is not None and record.terminal and record.exit.zero

@@ -78,6 +78,7 @@ class Slurm:
     lag: float = 0.1  # of accounting
     memory: float = 300.0  # MinJobAge
     now: float = 0.0
+    calls: Counter[str] = field(default_factory=Counter)
     asked: list[tuple[float, str, int]] = field(default_factory=list)
     events: list[tuple[float, int, Callable[[], object]]] = field(default_factory=list)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
@@ -103,6 +104,7 @@ class Slurm:
     async def _ask(self, command: str, count: int, away: bool) -> None:
         assert self._flying == 0, "two questions at the same time"
         self._flying += 1
+        self.calls[command] += 1
         self.asked.append((self.now, command, count))
         cost = 5.0 if away else {"squeue": 0.006, "scontrol": 0.006, "sacct": 0.06}[command]
         await self._until(self.now + cost)
@@ -340,7 +342,17 @@ async def test_many_jobs_are_examined_together() -> None:
     truths, stage = await follow_all(slurm)
     assert {jobid: truth.code for jobid, truth in truths.items()} == codes
     calls = stage.poller.calls
-    assert calls["scontrol"] <= 2 * 40 and calls["sacct"] <= 8 and calls["squeue"] <= 16
+    assert calls["scontrol"] == sum(code != 0 for code in codes.values())
+    assert calls["sacct"] <= 8 and calls["squeue"] <= 16
+
+
+async def test_accounting_that_is_a_moment_late_is_waited_for_and_the_controller_left_in_peace() -> None:
+    slurm = Slurm({str(n): job((0, "RUNNING"), (10, "COMPLETED")) for n in range(1, 41)})
+    slurm.lag = 3.7  # squeue shows the end at 13.2
+    truths, stage = await follow_all(slurm)
+    assert all(truth.succeeded for truth in truths.values()) and len(truths) == 40
+    assert stage.poller.calls["scontrol"] == 0 and stage.poller.calls["sacct"] <= 6
+    assert max(stage.ended.values()) < 10 + slurm.lag + 1
 
 
 async def test_late_accounting_is_waited_for_no_longer_than_it_takes() -> None:
