@@ -2,14 +2,15 @@
 file.
 
 A job without a run of ours is judged by Slurm's record alone. A receipt that is sealed already is not sealed again:
-terminal evidence is immutable, and its verdict is what this verb answers, whether Slurm can be asked or not.
+terminal evidence is immutable, and its verdict is what this verb answers, whether Slurm can be asked or not. The plain
+id of an array means all of its tasks, each judged by itself; that of a heterogeneous job all of its components,
+judged together.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import json
 import math
 import os
@@ -19,12 +20,17 @@ from typing import TYPE_CHECKING, Final
 
 from supervisor.cli.output import complain, refuse, sentence, tell
 from supervisor.core import codes
-from supervisor.runs.registry import NoSuchRun, find_run
+from supervisor.runs.registry import NoSuchRun, find_run, submission_of
 from supervisor.runs.saved import Document, Unreadable, fold_document, read_receipt
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from supervisor.core.answers import Answer
+    from supervisor.core.parts import Parts, Target
     from supervisor.core.truth import Truth
     from supervisor.runs.sealing import Sealed
+    from supervisor.scheduler.poller import Seen
 
 PATIENCE: Final = 30.0
 """Seconds that a doubt (accounting late, controller away, an engine that still writes) is examined before it is the
@@ -34,15 +40,30 @@ answer."""
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = subparsers.add_parser("verify", help="say how a job really ended, and seal its receipt")
-    parser.add_argument("job", nargs="?", help="a job's id, a run's id or a run directory (default: $SLURM_JOB_ID)")
+    parser.add_argument(
+        "job",
+        nargs="?",
+        help="a job's id (123, 123_4, 123_[1-9], 123+1, 123;cluster), a run's id or a run directory "
+        "(default: the job that this is)",
+    )
     parser.add_argument("--wait", action="store_true", help="wait until the job is over")
     parser.add_argument(
         "--timeout", type=_seconds, help="with --wait: at most this many seconds (default: as long as it runs)"
     )
     parser.add_argument("--patience", type=_seconds, default=PATIENCE, help="seconds to examine a doubt (default: 30)")
+    parser.add_argument("-M", "--cluster", help="the cluster that the job is on (default: this one)")
     parser.add_argument("--run", help="the run directory, where it cannot be found by the job's id")
     parser.add_argument("--replay", metavar="RECEIPT", help="derive the verdict again from a saved receipt")
+    parser.add_argument(
+        "--from-files",
+        nargs="+",
+        metavar="FILE",
+        help="judge by saved output of sacct and scontrol (- for standard input), with the job's id behind the files; "
+        "nothing is asked or sealed",
+    )
+    parser.add_argument("--outcome", action="store_true", help="with --from-files: write the outcome file")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not say on stderr what is being waited for")
 
 
 def _seconds(text: str) -> float:
@@ -54,137 +75,192 @@ def _seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Print the verdict; its code is the exit code. 75 when nothing can be proven, 79 when a wait was interrupted, 69
-    when no such run is known, 125 when the proof of a success could not be saved."""
+    when no such run is known, 78 for files that cannot be read, 125 when the proof of a success could not be saved."""
     if args.replay:
-        return _replay(args.replay, args.json)
+        from supervisor.cli.replay import replay_receipt
+
+        return replay_receipt(args.replay, args.json)
     try:
-        sealed = _sealed(args)
+        sealed = _from_files(args) if args.from_files else _sealed(args)
     except NoSuchRun as error:
         return refuse(args, error, codes.UNREACHABLE)
     except (Unreadable, ValueError) as error:
-        return refuse(args, error, codes.UNVERIFIABLE)
+        return refuse(args, error, codes.CONFIG if args.from_files else codes.UNVERIFIABLE)
     except OSError as error:
-        return refuse(args, sentence(error), codes.UNVERIFIABLE)
+        return refuse(args, sentence(error), codes.CONFIG if args.from_files else codes.UNVERIFIABLE)
     except KeyboardInterrupt:
         return refuse(args, "interrupted; that ends this wait alone: the job goes on", codes.INTERRUPTED)
-    _print(sealed, args.json)
+    print_sealed(sealed, args.json)
     for text in sealed.trouble:
         complain(text)
     return sealed.code
 
 
+def _from_files(args: argparse.Namespace) -> Sealed:
+    from supervisor.cli.offline import from_files
+
+    return from_files(args.from_files, args.job, args.outcome)
+
+
 def _sealed(args: argparse.Namespace) -> Sealed:
     """The sealed document of each run of the job (or of the job alone), and what could not be saved."""
-    from supervisor.runs.sealing import Sealed, seal_job, sealed_already
+    from supervisor.runs.sealing import Sealed, find_runs, seal_array, seal_job, sealed_already
 
-    jobid, run_dirs = _target(args)
+    target, asked_for = _target(args)
+    jobid = target.jobid
     if not jobid[0].isdecimal():
-        return Sealed([read_receipt(run_dir, "receipt.run.json") or fold_document(run_dir) for run_dir in run_dirs])
-    if (before := sealed_already(jobid, run_dirs)) and not _came_again(args, jobid, run_dirs):
-        return before
-    return seal_job(jobid, [_ask(args, jobid, args.patience)], args.patience, run_dirs=run_dirs or None)
+        return Sealed([read_receipt(path, "receipt.run.json") or fold_document(path) for path in asked_for])
+    if target.tasks is None:
+        run_dirs = asked_for or find_runs(jobid)
+        if (before := sealed_already(jobid, run_dirs)) and (asked_for or not _came_again(args, target, run_dirs)):
+            return before
+    parts, truths = _ask(args, target)
+    if parts.kind == "array":
+        return seal_array(jobid, truths, args.patience, parts.why)
+    doubts = [parts.why] if parts.why else []
+    return seal_job(jobid, list(truths.values()), args.patience, run_dirs=asked_for or None, doubts=doubts)
 
 
 # --- which job, which runs -----------------------------------------------------------------------------------------
 
 
-def _target(args: argparse.Namespace) -> tuple[str, list[str]]:
-    """The job's id (or a local run's), and the directories of the runs of its last attempt. Raises NoSuchRun."""
+def _target(args: argparse.Namespace) -> tuple[Target, list[str]]:
+    """The job (or a local run), and the run directory where that very run was asked for. Raises NoSuchRun."""
     from supervisor.core.attempt import display_id
-    from supervisor.core.slurm import parse_job_id
-    from supervisor.runs.sealing import find_runs, job_of
+    from supervisor.core.parts import Target, parse_target
+    from supervisor.runs.sealing import job_of
 
     name = args.run or args.job or display_id(os.environ)
     if not name:
         raise NoSuchRun("which job? Name its id")
     if not args.run:
-        try:
-            jobid = parse_job_id(name).allocation
-        except ValueError:
-            pass
-        else:
-            return jobid, find_runs(jobid)
+        with suppress(ValueError):
+            return parse_target(name), []
     run_dir = find_run(name)
-    return job_of(run_dir), [run_dir]
+    return Target(job_of(run_dir)), [run_dir]
+
+
+def _came_again(args: argparse.Namespace, target: Target, run_dirs: list[str]) -> bool:
+    """Whether Slurm knows the id as another job's than that of the sealed runs (ids come again), or has started the job
+    anew since. Slurm need not answer: what is sealed stands."""
+    from supervisor.core.truth import restarts_of
+    from supervisor.runs.registry import attempt_of
+    from supervisor.runs.sealing import stranger
+
+    truth = asyncio.run(_Asking(args, target, quiet=True).one(target.jobid, wait=False, patience=0.0))
+    if truth.record is None:
+        return False
+    restarts = restarts_of(truth) or 0
+    return all(attempt_of(os.path.basename(path)) < restarts or stranger(path, truth) for path in run_dirs)
 
 
 # --- Slurm ---------------------------------------------------------------------------------------------------------
 
 
-def _came_again(args: argparse.Namespace, jobid: str, run_dirs: list[str]) -> bool:
-    """Whether Slurm knows the id as another job's than that of the sealed runs: ids come again. Slurm need not answer:
-    what is sealed stands."""
-    from supervisor.runs.sealing import stranger
-
-    if args.run or os.sep in (args.job or ""):
-        return False  # that very run was asked for
-    truth = _ask(args, jobid, 0.0)
-    return truth.record is not None and all(stranger(run_dir, truth) for run_dir in run_dirs)
-
-
-def _ask(args: argparse.Namespace, jobid: str, patience: float) -> Truth:
-    from supervisor.scheduler.client import SlurmClient
-    from supervisor.scheduler.verify import verify_job
-
+def _ask(args: argparse.Namespace, target: Target) -> tuple[Parts, dict[str, Truth]]:
+    """The parts of the job (itself, where it has none), and the truth about each."""
     # Commands that are not there do not come while one waits.
     anything = shutil.which("sacct") or shutil.which("scontrol")
-    patience = patience if anything else 0.0
-    return asyncio.run(verify_job(SlurmClient(), jobid, args.wait, patience, limit=args.timeout))
+    return asyncio.run(_Asking(args, target).everything(args.wait, args.patience if anything else 0.0))
+
+
+class _Asking:
+    """The questions to Slurm, and what is said of them on stderr meanwhile."""
+
+    def __init__(self, args: argparse.Namespace, target: Target, quiet: bool = False) -> None:
+        from supervisor.scheduler.client import SlurmClient
+
+        self._target = target
+        self._submission = submission_of(target.jobid) or {}
+        self._client = SlurmClient(cluster=args.cluster or target.cluster or self._submission.get("cluster") or None)
+        self._limit = args.timeout
+        self._patience = args.patience
+        self._quiet = quiet or args.quiet
+        self._said: set[str] = set()
+
+    async def everything(self, wait: bool, patience: float) -> tuple[Parts, dict[str, Truth]]:
+        """See `_ask`. Raises ValueError for a malformed id."""
+        from supervisor.core.parts import Parts
+        from supervisor.scheduler.parts import list_parts
+
+        target, jobid = self._target, self._target.jobid
+        if target.tasks is not None:
+            parts = Parts(jobid, "array", tuple(f"{jobid}_{task}" for task in target.tasks))
+            return parts, await self._many(parts.names, wait, patience)
+        tasks, components = self._asked_for(jobid)
+        if not tasks and not components:
+            truth = await self.one(jobid, wait, patience)
+            if truth.standing != "several":
+                return Parts(jobid, "single", (jobid,)), {jobid: truth}
+        parts = await list_parts(self._client, jobid, tasks=tasks, components=components)
+        return parts, await self._many(parts.names, wait, patience)
+
+    def _asked_for(self, jobid: str) -> tuple[list[int] | None, int | None]:
+        """The tasks and the number of components that the job's submission asked for, as far as that is known."""
+        if not jobid.isdecimal():
+            return None, None
+        tasks, components = self._submission.get("tasks"), self._submission.get("components")
+        listed = isinstance(tasks, list) and all(type(task) is int for task in tasks)
+        return tasks if listed else None, components if type(components) is int else None
+
+    async def one(self, jobid: str, wait: bool, patience: float) -> Truth:
+        """The truth about one job."""
+        from supervisor.scheduler.verify import verify_job
+
+        asking = self
+
+        class Heard:
+            """The client, listened to."""
+
+            async def sacct(self, jobid: str) -> Answer:
+                return asking._hear(await asking._client.sacct(jobid))
+
+            async def show_job(self, jobid: str) -> Answer:
+                return asking._hear(await asking._client.show_job(jobid))
+
+        return await verify_job(Heard(), jobid, wait, patience, limit=self._limit)
+
+    async def _many(self, names: Sequence[str], wait: bool, patience: float) -> dict[str, Truth]:
+        from supervisor.scheduler.parts import verify_parts
+
+        def told(name: str, seen: Seen) -> None:
+            if seen.trouble:
+                self._say(seen.trouble)
+
+        return await verify_parts(self._client, names, wait, patience, limit=self._limit, told=told)
+
+    def _hear(self, answer: Answer) -> Answer:
+        if answer.outcome == "failed":
+            self._say(answer.problem)
+        return answer
+
+    def _say(self, trouble: str) -> None:
+        if not self._quiet and self._patience > 0 and trouble not in self._said:
+            self._said.add(trouble)
+            complain(f"{trouble}: asking again, for up to {self._patience:g} s")
 
 
 # --- what is printed -----------------------------------------------------------------------------------------------
 
 
-def _print(sealed: Sealed, as_json: bool) -> None:
+def print_sealed(sealed: Sealed, as_json: bool) -> None:
+    """The answer on stdout."""
     if as_json:
         tell(json.dumps(sealed.document, ensure_ascii=False, indent=1))
         return
+    array = sealed.whole is not None and any(d["jobid"] != sealed.whole["jobid"] for d in sealed.documents)
     for document in sealed.documents:
-        verdict = document["verdict"]
-        name = document.get("run_id") or document["jobid"]
-        tell(f"{name}: {verdict['outcome']} {verdict['code']} ({verdict['origin']}): {verdict['summary']}")
-        notes = (document.get("slurm") or {}).get("notes", ())
-        for text in dict.fromkeys((*verdict["because"], *notes, *document.get("disagreements", ()))):
-            tell(f"  {text}")
+        _print_one(document, brief=array and not document["verdict"]["code"])
+    if array and sealed.whole is not None:
+        _print_one(sealed.whole, brief=True)
+    for text in sealed.document.get("evidence", ()):
+        tell(f"  {text}")
 
 
-# --- replay --------------------------------------------------------------------------------------------------------
-
-
-def _replay(path: str, as_json: bool) -> int:
-    """Derive the verdict again from saved evidence. Its code, or 75 when it is not the saved one."""
-    from supervisor.core.receipt import NotAReceipt, replay
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            document = json.load(file)
-        verdict, same = replay(document)
-    except OSError as error:
-        complain(sentence(error))
-        return codes.CONFIG
-    except (ValueError, NotAReceipt) as error:
-        complain(f"{path}: {error}")
-        return codes.CONFIG
-    problems = ([] if same else ["the saved verdict is another"]) + _changed(document)
-    if as_json:
-        answer = {"schema_version": 1, "agrees": not problems, "problems": problems, "verdict": verdict.as_dict()}
-        tell(json.dumps(answer, ensure_ascii=False, indent=1))
-    else:
-        tell(f"{verdict.outcome} {verdict.code} ({verdict.origin}): {verdict.summary}")
-        tell(f"  derived again from the saved evidence, which {'DISAGREES' if problems else 'agrees'}")
-        for text in problems:
-            tell(f"  {text}")
-    return codes.UNVERIFIABLE if problems else verdict.code
-
-
-def _changed(document: Document) -> list[str]:
-    """What in a sealed receipt is not as it was sealed, beyond the verdict: the run inside it is byte for byte the run
-    receipt of that sha256, and what is said of Slurm follows from Slurm's own words."""
-    from supervisor.core.receipt import changed_conclusions
-    from supervisor.engine.receipts import render
-
-    problems = []
-    digest = document.get("run_sha256")
-    if digest is not None and hashlib.sha256(render(document["run"])).hexdigest() != digest:
-        problems.append("the run is not the one that was sealed: its sha256 is another")
-    return problems + (changed_conclusions(document) if document["kind"] == "sealed" else [])
+def _print_one(document: Document, brief: bool) -> None:
+    verdict = document["verdict"]
+    name = document.get("run_id") or document["jobid"]
+    tell(f"{name}: {verdict['outcome']} {verdict['code']} ({verdict['origin']}): {verdict['summary']}")
+    notes = (document.get("slurm") or {}).get("notes", ())
+    for text in dict.fromkeys(() if brief else (*verdict["because"], *notes, *document.get("disagreements", ()))):
+        tell(f"  {text}")

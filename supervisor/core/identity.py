@@ -43,13 +43,12 @@ class Known:
         """Read again what `dataclasses.asdict` gave. Raises `ValueError` for data of another shape."""
         if not isinstance(data, Mapping):
             raise ValueError(f"not what is known of a job: {data!r}")
-        texts = [data.get(key) or "" for key in ("cluster", "user", "name")]
-        times = [data.get(key) for key in ("asked", "answered", "opened")]
-        if not all(isinstance(text, str) for text in texts) or not all(
-            type(at) in (int, float, NoneType) for at in times
-        ):
+        cluster, user, name = (data.get(key) or "" for key in ("cluster", "user", "name"))
+        asked, answered, opened = (data.get(key) for key in ("asked", "answered", "opened"))
+        texts = all(isinstance(text, str) for text in (cluster, user, name))
+        if not texts or not all(type(at) in (int, float, NoneType) for at in (asked, answered, opened)):
             raise ValueError(f"not what is known of a job: {dict(data)!r}")
-        return Known(*texts, *times)
+        return Known(cluster, user, name, asked, answered, opened)
 
 
 NOTHING: Final = Known()

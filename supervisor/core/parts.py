@@ -30,7 +30,7 @@ MAX_TASKS: Final = 100_000
 """More tasks than that are refused: Slurm's MaxArraySize is 1,001 unless a site raises it."""
 
 _SPAN: Final = re.compile(r"(?P<low>\d{1,9})(?:-(?P<high>\d{1,9})(?::(?P<step>\d{1,9}))?)?")
-_TASKS: Final = re.compile(r"\[?(?P<spans>[\d,:-]+)(?:%\d+)?\]?")
+_TASKS: Final = re.compile(r"(?P<open>\[)?(?P<spans>[\d,:-]+)(?:%\d+)?(?(open)\])")
 
 
 def expand_tasks(text: str) -> tuple[int, ...]:
@@ -140,6 +140,9 @@ def parts_of(
             jobid, "het", tuple(f"{jobid}+{number}" for number in range(count)), *_told(booked, queued, components)
         )
     numbers = _numbers(jobid, named, "_") | set(tasks or ())
+    if unread := next((name for name in named if name.startswith(f"{jobid}_[") and not shared_tasks(name)), None):
+        names = tuple(f"{jobid}_{task}" for task in sorted(numbers))
+        return Parts(jobid, "array", names, False, f"Slurm lists tasks in a way that cannot be read: {unread[:200]}")
     if not numbers:
         return Parts(jobid, "single", (jobid,))
     return Parts(jobid, "array", tuple(f"{jobid}_{task}" for task in sorted(numbers)), *_told(booked, queued, tasks))

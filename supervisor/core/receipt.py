@@ -155,37 +155,37 @@ def sealed_receipt(
     *,
     versions: Mapping[str, str],
     known: Known = NOTHING,
+    doubts: Sequence[str] = (),
 ) -> Document:
     """The run receipt (None: a job without one) and Slurm's truth, with the verdict over both. `truths`: one, or that
-    of each component of a heterogeneous job, in their order."""
+    of each component of a heterogeneous job, in their order. `doubts`: sentences that let nothing count, such as that
+    there may be components of which nobody told."""
     truth, steps = deciding(truths), _compare_steps(run, truths)
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "sealed",
         "jobid": jobid,
         "run_id": run.get("run_id") if run else None,
-        "verdict": _judge(run, truths, known).as_dict(),
+        "verdict": _judge(run, truths, known, doubts).as_dict(),
         "slurm": truth.to_dict(),
         "components": [each.to_dict() for each in truths] if len(truths) > 1 else [],
         "steps": [step.raw for each in truths for step in each.steps],
         "disagreements": [*steps.contradictions, *steps.unconfirmed, *_renamings(truths, known)],
         "known": asdict(known),
+        "doubts": list(doubts),
         "run": run,
         "run_sha256": run_sha256,
         "versions": dict(versions),
     }
 
 
-def _judge(run: Document | None, truths: Sequence[Truth], known: Known) -> Verdict:
+def _judge(run: Document | None, truths: Sequence[Truth], known: Known, doubts: Sequence[str]) -> Verdict:
     """The verdict over a run and the truths about its job."""
     contradictions = _compare_steps(run, truths).contradictions
-    strangers = [stranger for truth in truths if (stranger := stranger_of(truth, known)) and stranger.earlier]
     verdict = judge_sealed(evidence_from(run) if run else None, deciding(truths), contradictions)
-    return (
-        unproven(verdict, f"Slurm's record is of another job with this id: {strangers[0].why}")
-        if strangers
-        else verdict
-    )
+    early = [stranger.why for truth in truths if (stranger := stranger_of(truth, known)) and stranger.earlier]
+    reasons = [*doubts, *(f"Slurm's record is of another job with this id: {why}" for why in early)]
+    return unproven(verdict, reasons[0]) if reasons else verdict
 
 
 def stranger_of(truth: Truth, known: Known) -> Stranger | None:
@@ -233,7 +233,7 @@ def replay(document: Document) -> tuple[Verdict, bool]:
             verdict = judge_run(evidence_from(document), final=document["launcher"] != "slurm")
         elif kind == "sealed":
             known = Known.from_dict(document.get("known") or {})
-            verdict = _judge(document["run"], _truths(document), known)
+            verdict = _judge(document["run"], _truths(document), known, list(document.get("doubts") or ()))
         else:
             raise NotAReceipt(f"a receipt is of kind run or sealed, found {kind!r}")
         same = (verdict.outcome, verdict.code, verdict.origin, verdict.reason)

@@ -372,9 +372,9 @@ def query_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
     Variables such as SQUEUE_PARTITION or SCANCEL_STATE are filters that nobody would see in the command line,
     and SACCT_FORMAT or SLURM_TIME_FORMAT change the answer's shape: they go. Messages are in English, times
-    are epochs.
+    are epochs, lists of an array's tasks are not cut short (after 64 characters: SLURM_BITSTR_LEN in squeue(1)).
     """
     kept = {
         name: value for name, value in environ.items() if name in _QUERY_KEEPS or not name.startswith(_QUERY_PREFIXES)
     }
-    return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+    return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}

@@ -128,8 +128,8 @@ text.
 """
 
 
-def sacct_argv(jobids: Iterable[str], cluster: str | None = None) -> list[str]:
-    """The query for these jobs, steps and earlier incarnations included.
+def sacct_argv(jobids: Iterable[str], cluster: str | None = None, *, steps: bool = True) -> list[str]:
+    """The query for these jobs, steps (unless they are not wanted) and earlier incarnations included.
 
     `--starttime` is given because sacct's own default depends on its version (midnight, or the epoch with
     `--jobs`); the epoch costs no more than yesterday, since the rows are found by id.
@@ -140,6 +140,7 @@ def sacct_argv(jobids: Iterable[str], cluster: str | None = None) -> list[str]:
         "--noheader",
         "--duplicates",
         "--starttime=1970-01-01",
+        *([] if steps else ["--allocations"]),
         *([f"--clusters={cluster}"] if cluster else []),
         "--jobs=" + ",".join(jobids),
         "--format=" + ",".join(SACCT_FIELDS),
@@ -186,6 +187,13 @@ def parse_sacct(text: str, jobid: str) -> Accounting:
         return Accounting(None)
     record, steps = max(enumerate(found), key=lambda item: (_age(item[1][0]), item[0]))[1]
     return Accounting(record, tuple(steps), len(found))
+
+
+def parse_sacct_ids(text: str) -> tuple[str, ...]:
+    """The display ids of the allocations in an answer to `sacct_argv`, each once; those of rows that stand for several
+    tasks among them. Raises `Unreadable` as `parse_sacct` does."""
+    rows = [_sacct_row(line) for line in text.split("\n") if line.strip()]
+    return tuple(dict.fromkeys(row["JobID"] for row in rows if "." not in row["JobIDRaw"]))
 
 
 def _stands_for(display: str, wanted: JobId) -> bool:

@@ -299,6 +299,8 @@ class _Case:
         if (known := self._forgotten()) is not None:
             return self._confirm(known)
         problems = [f"{a.source}: {a.problem}" for a in self.answers[-2:] if a.outcome == "failed"]
+        if _kind(self.live) == "absent":
+            problems.append("the controller does not know the job (any more)")
         return self._doubt("unasked", None, "Slurm could not be asked: " + ("; ".join(problems) or "no answer yet"))
 
     def _forgotten(self) -> JobRecord | None:

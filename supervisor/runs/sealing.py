@@ -61,12 +61,19 @@ def one_of_runs(jobid: str, documents: list[Document], trouble: list[str]) -> Se
     return Sealed(documents, trouble, _whole(jobid, worst["verdict"], documents))
 
 
-def seal_job(jobid: str, truths: Sequence[Truth], patience: float, *, run_dirs: Sequence[str] | None = None) -> Sealed:
+def seal_job(
+    jobid: str,
+    truths: Sequence[Truth],
+    patience: float,
+    *,
+    run_dirs: Sequence[str] | None = None,
+    doubts: Sequence[str] = (),
+) -> Sealed:
     """Seal every run of a job (of an array's task) with its truth, and write the outcome files.
 
     `truths`: one; of a heterogeneous job that of each component, in their order. `run_dirs`: default: those of the
     job's last attempt, wherever they are registered. `patience`: seconds for an engine that still lives to say its last
-    word. Blocks. Raises OSError, Unreadable.
+    word. `doubts`: sentences that let nothing count, and nothing be sealed. Blocks. Raises OSError, Unreadable.
     """
     truth = deciding(truths)
     known = known_of(jobid)
@@ -80,7 +87,7 @@ def seal_job(jobid: str, truths: Sequence[Truth], patience: float, *, run_dirs: 
     mine = [run_dir for run_dir in run_dirs if run_dir not in strangers]
     ours = [run_dir for run_dir in mine if attempt_of(os.path.basename(run_dir)) >= restarts]
     trouble: list[str] = []
-    case = _Case(jobid, truths, known, patience, trouble)
+    case = _Case(jobid, truths, known, tuple(doubts), patience, trouble)
     documents = [case.seal(run_dir) for run_dir in ours] or [case.document(None, None)]
     for what, why in strangers.items():
         documents[0]["disagreements"].append(f"{what} is of another job with the same id: {why}")
@@ -102,14 +109,24 @@ def seal_array(jobid: str, tasks: Mapping[str, Truth], patience: float, doubt: s
 
 def gather(tasks: Mapping[str, Sealed], jobid: str, doubt: str = "") -> Sealed:
     """The whole of an array whose tasks are sealed; writes its outcome file."""
+    sealed = whole_array(jobid, tasks, doubt)
+    first = [each.documents[0] for each in tasks.values()]
+    sealed.trouble += write_outcomes([], jobid, outcome_lines(jobid, first))
+    return sealed
+
+
+def whole_array(jobid: str, tasks: Mapping[str, Sealed], doubt: str = "") -> Sealed:
+    """The documents of an array's tasks, with the one over all of them."""
     verdict = judge_parts([(task, sealed.document["verdict"]) for task, sealed in tasks.items()], doubt)
     documents = [document for sealed in tasks.values() for document in sealed.documents]
-    lines = [sealed.documents[0]["slurm"]["outcome_line"] for sealed in tasks.values()] or [f"{jobid}|UNVERIFIABLE|"]
     trouble = [text for sealed in tasks.values() for text in sealed.trouble]
-    trouble += write_outcomes([], jobid, "\n".join(lines))
-    whole = _whole(jobid, verdict, documents)
     counts = count_outcomes(sealed.document["verdict"]["outcome"] for sealed in tasks.values())
-    return Sealed(documents, trouble, {**whole, "counts": counts})
+    return Sealed(documents, trouble, {**_whole(jobid, verdict, documents), "counts": counts})
+
+
+def outcome_lines(jobid: str, documents: Sequence[Document]) -> str:
+    """What the outcome file of a whole array says: a line for each task."""
+    return "\n".join(document["slurm"]["outcome_line"] for document in documents) or f"{jobid}|UNVERIFIABLE|"
 
 
 def _whole(jobid: str, verdict: Mapping[str, object], documents: list[Document]) -> Document:
@@ -208,6 +225,7 @@ class _Case:
     jobid: str
     truths: Sequence[Truth]
     known: Known
+    doubts: Sequence[str]
     patience: float
     trouble: list[str]
 
@@ -226,17 +244,23 @@ class _Case:
             because = [text, *verdict["because"]]
             document["verdict"] = {**_doubtful(verdict), "summary": text, "because": because}
             return document
-        strange = (other := stranger_of(deciding(self.truths), self.known)) is not None and other.earlier
         try:
-            if settled and not strange and not receipts.seal(run_dir, document):
+            if settled and not self.early and not self.doubts and not receipts.seal(run_dir, document):
                 return read_receipt(run_dir, "receipt.json") or document
         except OSError as error:
             self.trouble.append(f"the receipt could not be sealed in {run_dir}: {error.strerror or error}")
         return document
 
+    @property
+    def early(self) -> bool:
+        """Whether Slurm's record is of a job before the one that we know."""
+        return any((other := stranger_of(truth, self.known)) is not None and other.earlier for truth in self.truths)
+
     def document(self, run: Document | None, digest: str | None) -> Document:
         """The sealed receipt's document."""
-        return sealed_receipt(run, digest, self.jobid, self.truths, versions=versions(), known=self.known)
+        return sealed_receipt(
+            run, digest, self.jobid, self.truths, versions=versions(), known=self.known, doubts=self.doubts
+        )
 
 
 def _doubtful(verdict: Document) -> Document:

@@ -28,6 +28,7 @@ from supervisor.core.answers import Answer, read_answer, says_unknown_job
 from supervisor.core.slurm import JobId, Source, Unreadable, parse_job_id, query_environment
 from supervisor.core.slurm_queue import QueueRow, parse_squeue_jobs, squeue_jobs_argv
 from supervisor.core.slurm_records import (
+    parse_sacct_ids,
     parse_squeue_steps,
     sacct_argv,
     scontrol_argv,
@@ -105,7 +106,8 @@ class SlurmClient:
     async def sacct(self, jobid: str) -> Answer:
         """What accounting says about a job, its steps included."""
         parse_job_id(jobid)
-        return await self._ask("sacct", jobid, sacct_argv([jobid], self._cluster))
+        answer = await self._ask("sacct", jobid, sacct_argv([jobid], self._cluster))
+        return (await self._shared_rows({jobid: answer}))[jobid]
 
     async def show_job(self, jobid: str) -> Answer:
         """What the controller says: state, nodes, start, end (a running job's time limit), restarts, batch
@@ -137,11 +139,36 @@ class SlurmClient:
         """
         answers: dict[str, Answer] = {}
         for some in _cut(jobids, BOOKED_AT_ONCE):
-            argv, at = sacct_argv(some, self._cluster), self._moment()
-            printed = await self.run(argv)
-            for jobid, stdout in share_sacct(printed.stdout, some).items():
-                answers[jobid] = _read("sacct", jobid, argv, at, replace(printed, stdout=stdout))
-        return answers
+            answers |= await self._book(some, some)
+        return await self._shared_rows(answers)
+
+    async def _shared_rows(self, answers: dict[str, Answer]) -> dict[str, Answer]:
+        """The same, with an array's tasks that accounting does not list by themselves asked for once more: those that
+        never began have one row together, which sacct shows for the array's id alone.
+        """
+        tasks = {jobid: parse_job_id(jobid) for jobid, answer in answers.items() if answer.outcome == "absent"}
+        unlisted = [jobid for jobid, job in tasks.items() if job.task is not None]
+        arrays = sorted({str(tasks[jobid].job) for jobid in unlisted})
+        return answers | (await self._book(arrays, unlisted, steps=False) if unlisted else {})
+
+    async def _book(self, asked: Sequence[str], jobids: Sequence[str], *, steps: bool = True) -> dict[str, Answer]:
+        argv, at = sacct_argv(asked, self._cluster, steps=steps), self._moment()
+        printed = await self.run(argv)
+        shares = share_sacct(printed.stdout, jobids)
+        return {jobid: _read("sacct", jobid, argv, at, replace(printed, stdout=shares[jobid])) for jobid in jobids}
+
+    async def part_ids(self, jobid: str) -> tuple[str, ...] | None:
+        """The display ids of accounting's rows for a job that is called by its plain id: of its tasks or components.
+        None when accounting could not be asked.
+        """
+        parse_job_id(jobid)
+        printed = await self.run(sacct_argv([jobid], self._cluster, steps=False))
+        if printed.returncode != 0:
+            return None
+        try:
+            return parse_sacct_ids(printed.stdout)
+        except Unreadable:
+            return None
 
     async def cancel_job(self, jobid: str) -> str:
         """Cancel a whole job, array task or component, because a person asked for it: why that failed, or "".

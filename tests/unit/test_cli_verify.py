@@ -218,7 +218,7 @@ def test_every_end_has_its_code(bench: Bench, state: str, code: str, exit_code: 
     [
         (row("RUNNING", end="Unknown"), UNKNOWN, "accounting still says RUNNING 0:0"),
         (REFUSED, REFUSED, "Slurm could not be asked"),
-        (REFUSED, UNKNOWN, "Slurm could not be asked"),
+        (REFUSED, UNKNOWN, "the controller does not know the job (any more)"),
         (NOTHING, REFUSED, "Slurm could not be asked"),
         (NOTHING, UNKNOWN, "neither sacct nor scontrol knows the job"),
         (row("COMPLETED", "1:0"), UNKNOWN, "a record contradicts itself"),
@@ -227,7 +227,7 @@ def test_every_end_has_its_code(bench: Bench, state: str, code: str, exit_code: 
         (row("REVOKED"), UNKNOWN, "another cluster"),
         (row("PREEMPTED"), REFUSED, "may be queued again"),
         (row("COMPLETED") + "7|COMPLETED\n", UNKNOWN, "Slurm could not be asked"),
-        (row("COMPLETED", display="7_1"), UNKNOWN, "7 names a job of several parts"),
+        (row("COMPLETED", display="7_1"), UNKNOWN, "1 of 1 tasks succeeded; unproven: the controller could"),
         (row("COMPLETED"), shown("COMPLETED", head="JobId=7 ArrayJobId=7 ArrayTaskId=1 "), "several parts"),
         (
             row("COMPLETED"),

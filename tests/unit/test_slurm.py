@@ -305,4 +305,4 @@ def test_queries_are_not_filtered_by_variables() -> None:
     hidden = ("SQUEUE_PARTITION", "SACCT_FORMAT", "SCANCEL_STATE", "SCONTROL_ALL", "SLURM_JOB_ID", "SLURM_DEBUG")
     meant = {"PATH": "/bin", "SLURM_CONF": "/c", "SLURM_CLUSTERS": "east"}
     kept = query_environment({**meant, **dict.fromkeys(hidden, "1"), "LC_ALL": "de_DE", "SLURM_TIME_FORMAT": "x"})
-    assert kept == {**meant, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+    assert kept == {**meant, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
