@@ -105,6 +105,7 @@ def test_a_heterogeneous_job_has_its_ranks_on_all_components(jobs: Jobs, code: i
     ]
     assert receipt["time_limit"]
     accounted(run, code)
+    proven(run, str(run.jobid), code)
     assert run.file("ended.1") is not None
     if code:
         assert (receipt["first_failure"]["rank"], receipt["first_failure"]["code"]) == (2, 6)
