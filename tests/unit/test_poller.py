@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Collection
+from functools import partial
 
 import pytest
 
@@ -155,6 +156,22 @@ async def idle(stage: Stage) -> None:
 
 
 # --- ends ---
+
+
+async def test_doubts_that_began_at_different_times_are_examined_together() -> None:
+    alone, together = Slurm({"1": []}), Slurm({"9": job((0, "RUNNING"))})
+    await follow_all(alone)
+    stage = Stage(together)
+
+    def begin(jobid: str) -> None:
+        together.jobs[jobid] = []
+        stage.follow(jobid)
+
+    for number in range(1, 6):
+        together.at(number * 0.7, partial(begin, str(number)))
+    truths = await stage.run(until=40)
+    assert truths.keys() == set("12345") and {truth.standing for truth in truths.values()} == {"absent"}
+    assert together.calls["sacct"] < 3 * alone.calls["sacct"]
 
 
 async def test_a_success_that_squeue_and_accounting_tell_needs_no_scontrol() -> None:
