@@ -34,7 +34,8 @@ _QUEUE_FIELDS: Final = (
 @dataclass(frozen=True, slots=True)
 class QueueRow:
     """A job, an array's task or a heterogeneous job's component as squeue shows it: good for following, no proof of an
-    end. `jobid` is the raw id, `display` the id with task or component; times are seconds since the epoch.
+    end. `jobid` is the raw id, `display` the id with task or component; times are seconds since the epoch; `reason` is
+    why it waits or how it failed, "" for none.
     """
 
     jobid: str
@@ -77,6 +78,7 @@ def _queue_row(line: str) -> QueueRow:
     if len(fields) != len(_QUEUE_FIELDS) or not fields[0].isdecimal() or not fields[-1].endswith("|"):
         raise Unreadable(f"squeue printed a line of another shape than asked for: {line[:200]!r}")
     row = dict(zip(_QUEUE_FIELDS, fields, strict=True))
+    reason = row["Reason"].removesuffix("|")
     uid, restarts = (int(row[key]) if row[key].isdecimal() else None for key in ("UserID", "RestartCnt"))
     return QueueRow(
         jobid=row["JobID"],
@@ -87,5 +89,5 @@ def _queue_row(line: str) -> QueueRow:
         end=parse_time(row["EndTime"]),
         uid=uid,
         restarts=restarts,
-        reason=row["Reason"].removesuffix("|"),
+        reason="" if reason == "None" else reason,
     )

@@ -381,7 +381,7 @@ async def test_one_squeue_tells_of_many_jobs(tmp_path: Path, script: Script) -> 
     pending = answer.rows["8_3"]
     assert (pending.jobid, pending.state.word, pending.restarts, pending.start) == ("9", "PENDING", 2, None)
     assert pending.reason == "ReqNodeNotAvail, UnavailableNodes:n[1-2]|x"
-    assert (answer.rows["7"].uid, answer.rows["7"].end) == (1000, 1602.0)
+    assert (answer.rows["7"].uid, answer.rows["7"].end, answer.rows["7"].reason) == (1000, 1602.0, "")
     assert answer.rows["10+1"].state.terminal
     assert {"--jobs=7,8_3,10+1,99", "--clusters=east"} <= set((tmp_path / "args").read_text().splitlines())
     assert (answer.stdout, answer.at) == ((tmp_path / "rows").read_text(), "2026-11-30T20:28:38.000+00:00")
