@@ -27,6 +27,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from datetime import datetime
 from shlex import quote
 from typing import Any, Final, Literal
 
@@ -87,6 +88,7 @@ class Submission:
             values = {item.name: data[item.name] for item in fields(Submission)}
             values["argv"] = tuple(values["argv"])
             values["tasks"] = None if values["tasks"] is None else tuple(values["tasks"])
+            datetime.fromisoformat(values["asked"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"no record of a submission: {error!r}") from None
         return Submission(**values)

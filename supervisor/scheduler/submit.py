@@ -144,8 +144,8 @@ class Submitter:
                     if submission.state not in ("asked", "unknown"):
                         continue  # somebody else has settled it by now
                     done = replace(await self._settled(directory, submission), earlier=True)
-            except BlockingIOError:
-                continue  # it is under way
+            except (OSError, ValueError):
+                continue  # it is under way (its lock is held), or gone by now
             if done.submission.state != "absent":
                 return done
         return None
@@ -198,7 +198,7 @@ class Submitter:
         queue = await self._slurm.run(squeue_commands_argv(doubt.cluster))
         if queue.returncode == 0 and (ids := ids_in_queue(queue.stdout, doubt.script)):
             return ids, ""
-        names = await asyncio.to_thread(os.listdir, directory)
+        names = await asyncio.to_thread(_listed, directory)
         since = self._now() - datetime.fromisoformat(doubt.asked)
         argv = sacct_commands_argv(doubt.uid, int(since.total_seconds() // 60) + _MARGIN, doubt.cluster)
         book = await self._slurm.run(argv)
@@ -251,6 +251,13 @@ def _write(path: str, text: str, mode: int) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []  # no output is to be seen there
 
 
 def _move(directory: str, old: str, new: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -380,7 +381,10 @@ def test_the_record_is_read_again() -> None:
     made = order(plan(array="1-2"), "--comment=x", cluster="east", environ={"SBATCH_JOB_NAME": "other"}).submission
     assert made.argv == ("sbatch", "--parsable", "--clusters=east", "--comment=x", "/runs/submit-t0/job.sh")
     assert (made.name, made.cluster, made.state, made.tasks) == ("other", "east", "asked", (1, 2))
-    assert Submission.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    asked = replace(made, asked="2026-11-30T20:00:00.000Z")
+    assert Submission.from_dict(json.loads(json.dumps(asked.to_dict()))) == asked
+    with pytest.raises(ValueError, match="isoformat"):
+        Submission.from_dict(made.to_dict())
 
 
 @pytest.mark.parametrize("data", [None, [], {}, {"schema_version": 2}, {"schema_version": 1, "token": "x"}])

@@ -484,3 +484,13 @@ def test_a_record_that_cannot_be_written_hides_no_job(site: Site) -> None:
     done = site.submit()
     assert (done.code, done.out) == (0, "12\n")
     assert "submission.json: No such file or directory" in done.err
+
+
+def test_a_directory_that_is_gone_hides_no_job(site: Site) -> None:
+    site.sbatch(f'job 12; rm -rf "${{SCRIPT%/*}}"; {DIES}')
+    done = site.submit()
+    assert (done.code, done.out) == (0, "12\n")
+    site.sbatch(f'rm -rf "${{SCRIPT%/*}}"; {DIES}')
+    done = site.submit()  # nothing keeps a job that comes later from running: nobody may say that there is none
+    assert (done.code, done.out) == (75, "")
+    assert "it may have been submitted: sbatch ended with -9" in done.err
