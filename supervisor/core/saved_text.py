@@ -16,7 +16,8 @@ imitate whole lines of Slurm's. Our own query (`SACCT_FIELDS`) holds none. Of th
 **What does one reading prove?** An end is believed when two readings agree. A saved text is one reading, made at a time
 that is not in it. Accounting corrects itself within seconds, or a minute: a record that had ended `FINAL_AFTER` seconds
 before its text was written (the file's time) is final, and counts as confirmed. A younger one needs a second reading.
-The controller's is never old: it forgets. What was there, and what it counted for, is said in the answer.
+The controller's is never old: it forgets. A row without its End (people leave the column out) proves nothing by itself,
+and confirms what the controller says. What was there, and what it counted for, is said in the answer.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Final
 
 from supervisor.core.answers import Answer, read_answer
 from supervisor.core.parts import Parts, parts_of
-from supervisor.core.slurm import Source, Unreadable, parse_job_id
+from supervisor.core.slurm import Source, Unreadable, agrees, parse_job_id
 from supervisor.core.slurm_records import SACCT_FIELDS, parse_sacct_ids, share_sacct
 from supervisor.core.truth import Truth, decide
 
@@ -238,7 +239,19 @@ def saved_truth(jobid: str, readings: Sequence[Reading]) -> Truth:
     for reading in sorted(readings, key=lambda reading: reading.saved.written):
         answer = reading.answer(jobid)
         answers += [answer] * (2 if reading.final(answer) else 1)
-    return decide(jobid, answers)
+    return decide(jobid, [*answers, *(answer for answer in answers if _seconded(answer, answers))])
+
+
+def _seconded(answer: Answer, answers: Sequence[Answer]) -> bool:
+    """Whether the controller's end is also accounting's, in a row that was saved without its End: nothing by itself, it
+    is a second reading of what the controller says."""
+    end = answer.record
+    if end is None or answer.source != "scontrol" or not end.terminal:
+        return False
+    rows = [other.record for other in answers if other.source == "sacct" and other.record is not None]
+    return any(
+        not row.terminal and row.state == end.state and agrees(end.exit.shell, row.exit, "sacct") for row in rows
+    )
 
 
 def describe(jobid: str, readings: Sequence[Reading]) -> list[str]:

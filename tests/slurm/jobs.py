@@ -311,6 +311,10 @@ class Jobs:
         script = self._script(f"{before}\n{command}\n{after}\n")
         return self._keep(Run(self, self._sbatch(script, nodes, options), base))
 
+    def batch(self, text: str, *options: str, nodes: int = 4) -> int:
+        """Submit a script as it is, for what is more than one run: an array. The job's id."""
+        return self._sbatch(self._script(text), nodes, options)
+
     def hold(self, nodes: int = 4, *options: str) -> Allocation:
         """An allocation that is held until the test ends."""
         file = self.directory / f"environment-{next(self._numbers)}"

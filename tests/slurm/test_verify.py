@@ -90,14 +90,6 @@ def test_a_job_that_lives_is_not_judged_but_can_be_waited_for(jobs: Jobs) -> Non
     assert outcome(jobs.directory, jobid).split("|")[:3] == [str(jobid), "FAILED", "4:0"]
 
 
-def test_array_tasks_have_records_of_their_own(jobs: Jobs) -> None:
-    jobid = jobs.cluster.sbatch("exit $((SLURM_ARRAY_TASK_ID * 3))", "--array=0-1")
-    assert verify(jobs, f"{jobid}_1", "--wait")[0] == 3
-    assert verify(jobs, f"{jobid}_0", "--wait")[0] == 0
-    code, document = verify(jobs, str(jobid), "--patience", "1")
-    assert (code, document["slurm"]["standing"]) == (75, "several")
-
-
 def test_a_job_that_nobody_knows_proves_nothing(jobs: Jobs) -> None:
     code, document = verify(jobs, "999999", "--patience", "1")
     assert (code, document["slurm"]["standing"]) == (75, "absent")
