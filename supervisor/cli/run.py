@@ -172,6 +172,7 @@ def _drive(
         plan=_journalled(tomllib.loads(plan_text)),
         versions=versions(),
         cluster=os.environ.get("SLURM_CLUSTER_NAME", "") if launcher.kind == "slurm" else "",
+        user=os.environ.get("SLURM_JOB_USER", "") if launcher.kind == "slurm" else "",
     )
     notes = (*notes, *prepared.notes, *_not_the_batch_process())
     printer = Printer(sys.stderr)

@@ -52,6 +52,7 @@ class RunOpened(Event):
     plan: JsonObject
     versions: JsonObject = field(default_factory=dict)
     cluster: str = ""  # Slurm's name of it; job ids are unique in a cluster only
+    user: str = ""  # Slurm's name of the job's owner; ids come again
 
 
 @dataclass(frozen=True)
