@@ -64,6 +64,9 @@ def time_limit_known(turn: Turn, event: ev.TimeLimitKnown) -> None:
 def stop_requested(turn: Turn, event: ev.StopRequested) -> None:
     """The first request ends the run in order, the second at once. Slurm's early signal is no request: somebody who
     has asked for an orderly stop already keeps the time for it."""
+    if event.signal == "USR1" and short_of_time(turn):
+        turn.note("Slurm's early signal has come; the stop waits for half of the time that there was")
+        return
     again = bool(turn.state.stop_signals)
     turn.change(stop_signals=(*turn.state.stop_signals, event.signal))
     if event.signal == "USR1":
@@ -76,6 +79,13 @@ def stop_requested(turn: Turn, event: ev.StopRequested) -> None:
         code = codes.CANCELLED if event.signal == "INT" else codes.STOPPED
         text = f"the engine was told to stop (SIG{event.signal})"
         turn.fail(turn.failure(None, "stop", code, text, origin="allocd"), "stop_requested")
+
+
+def short_of_time(turn: Turn) -> bool:
+    """Whether the stop waits for half of a time that is too short for the shutdown budget. The early signal, which is
+    asked for without knowing a partition's default limit, comes at the start of such a job."""
+    due, end = turn.state.deadlines.get("time_limit"), turn.state.end_at
+    return due is not None and end is not None and due > turn.now and end - due < turn.state.budget
 
 
 def near_the_limit(turn: Turn) -> bool:

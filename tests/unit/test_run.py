@@ -954,6 +954,17 @@ def test_slurms_early_signal_is_the_time_limit() -> None:
     assert (run.reason, run.exit) == ("time_limit", 124)
 
 
+@pytest.mark.parametrize(("left", "reason"), [(100.0, "undecided"), (1000.0, "time_limit")])
+def test_slurms_early_signal_takes_no_more_than_half_of_a_short_job(left: float, reason: str | None) -> None:
+    run = Run(deadlines={"collect": 60}).start()
+    run.take(ev.TimeLimitKnown(run.now + left, "soon"), ev.StopRequested("USR1"))
+    assert run.reason == reason
+    if reason == "undecided":
+        assert "early signal" in run.state.notes[-1]
+        run.take(ev.StopRequested("TERM"))
+        assert run.reason == "time_limit" and not run.asked_for(cmd.KillRank)
+
+
 def test_slurms_early_signal_does_not_hurry_an_orderly_stop() -> None:
     run = Run().start()
     run.take(ev.StopRequested("TERM"), ev.StopRequested("USR1"))
