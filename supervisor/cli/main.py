@@ -21,6 +21,7 @@ from supervisor.core import codes
 VERBS: Final[dict[str, str]] = {
     "run": "run a plan to a proven verdict, in this allocation or on this machine",
     "submit": "submit a plan to Slurm, exactly once",
+    "wait": "follow a job to its proven end, and exit with its code",
     "check": "check a plan, and list every error in it",
     "verify": "say how a job really ended, by Slurm's records, and seal its receipt",
     "status": "what a run is doing, or how it ended",

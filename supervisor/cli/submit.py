@@ -44,6 +44,8 @@ class Unfit(Exception):
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
+    from supervisor.cli.wait import add_options
+
     parser = subparsers.add_parser(
         "submit",
         help="submit a plan to Slurm",
@@ -54,6 +56,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--dir", help="where run directories are made (default: $ALLOCD_RUNS, else the plan's run.dir)")
     parser.add_argument("--allocctl", help="allocctl on the nodes (default: $ALLOCCTL, slurm.allocctl, this one)")
     parser.add_argument("-M", "--cluster", help="the cluster, where there are several (default: slurm.cluster)")
+    parser.add_argument("--wait", action="store_true", help="follow the job to its proven end, and exit with its code")
+    add_options(parser)
     parser.add_argument("--dry-run", action="store_true", help="print sbatch's command line and the script, do nothing")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON document")
@@ -84,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
         return refuse(args, error, codes.CONFIG)
     except OSError as error:
         return refuse(args, f"nothing was submitted: {sentence(error)}", codes.CONFIG)
-    return report(args, done)
+    code = report(args, done)
+    return _wait(args, done) if args.wait and code == codes.OK else code
 
 
 # --- before sbatch ----------------------------------------------------------------------------------------------------
@@ -238,7 +243,10 @@ def report(args: argparse.Namespace, done: Submitted) -> int:
     code = code_of(done)
     text = _told(done)
     if done.submission.state == "submitted" and not done.several:
-        tell(json.dumps(_document(done, code), indent=1, ensure_ascii=False) if args.json else done.submission.shown_id)
+        if not args.json:
+            tell(done.submission.shown_id)
+        elif code or not args.wait:  # else the one document is the receipt
+            tell(json.dumps(_document(done, code), indent=1, ensure_ascii=False))
         if not args.quiet or code or done.earlier:
             complain(text)
     else:
@@ -248,6 +256,14 @@ def report(args: argparse.Namespace, done: Submitted) -> int:
     if done.trouble:
         complain(done.trouble)
     return code
+
+
+def _wait(args: argparse.Namespace, done: Submitted) -> int:
+    """Follow the job to its end. Returns its exit code."""
+    from supervisor.cli.wait import options_from, wait_for
+    from supervisor.runs.target import submitted_target
+
+    return wait_for(submitted_target(done.submission, str(done.submission.jobid)), options_from(args))
 
 
 def code_of(done: Submitted) -> int:

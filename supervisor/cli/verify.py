@@ -141,17 +141,10 @@ def _target(args: argparse.Namespace) -> tuple[Target, list[str]]:
 
 
 def _came_again(args: argparse.Namespace, target: Target, run_dirs: list[str]) -> bool:
-    """Whether Slurm knows the id as another job's than that of the sealed runs (ids come again), or has started the job
-    anew since. Slurm need not answer: what is sealed stands."""
-    from supervisor.core.truth import restarts_of
-    from supervisor.runs.registry import attempt_of
-    from supervisor.runs.sealing import stranger
+    """See `came_again`: Slurm is asked once."""
+    from supervisor.runs.sealing import came_again
 
-    truth = asyncio.run(_Asking(args, target, quiet=True).one(target.jobid, wait=False, patience=0.0))
-    if truth.record is None:
-        return False
-    restarts = restarts_of(truth) or 0
-    return all(attempt_of(os.path.basename(path)) < restarts or stranger(path, truth) for path in run_dirs)
+    return came_again(run_dirs, asyncio.run(_Asking(args, target, quiet=True).one(target.jobid, False, 0.0)))
 
 
 # --- Slurm ---------------------------------------------------------------------------------------------------------

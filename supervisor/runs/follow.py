@@ -80,9 +80,9 @@ def no_logs(_state: RunState, _rank: int, _kind: str) -> bool:
     return False
 
 
-def coordinator_logs(state: RunState, rank: int, _kind: str) -> bool:
-    """The coordinator's logs; none of a plan without one."""
-    return state.plan is not None and state.plan.coordinator == rank
+def coordinator_logs(state: RunState, rank: int, kind: str) -> bool:
+    """The coordinator's own logs, without the words of its srun; none of a plan without one."""
+    return state.plan is not None and state.plan.coordinator == rank and kind != "srun"
 
 
 def all_logs(_state: RunState, _rank: int, _kind: str) -> bool:
@@ -223,7 +223,7 @@ class Follower:
             new = {path: run_id for path, run_id in new.items() if attempt_of(run_id) == last[_job_of(run_id)]}
             self._first = not new
         for path in sorted(new, key=lambda path: (attempt_of(new[path]), path)):
-            if self._began_with_the_job(path):
+            if may_be_of_job(path, self._since):
                 self._follow(path)
 
     def _new_runs(self) -> Iterator[tuple[str, str]]:
@@ -247,14 +247,16 @@ class Follower:
     def _is_ours(self, job: str) -> bool:
         return job == self._jobid or (self._tasks and job.startswith(f"{self._jobid}_"))
 
-    def _began_with_the_job(self, path: str) -> bool:
-        """Whether the run can be of this job, by the time at which its journal was last written: ids come again."""
-        if self._since is None:
-            return True
-        try:
-            return os.stat(os.path.join(path, JOURNAL)).st_mtime > self._since - CLOCKS
-        except OSError:
-            return True
+
+def may_be_of_job(run_dir: str, since: float | None) -> bool:
+    """Whether a run may be of the job that was submitted at that epoch second (None: nobody knows when), by the time at
+    which its journal was last written: ids come again."""
+    if since is None:
+        return True
+    try:
+        return os.stat(os.path.join(run_dir, JOURNAL)).st_mtime > since - CLOCKS
+    except OSError:
+        return True
 
 
 def _job_of(run_id: str) -> str:

@@ -149,6 +149,15 @@ def sealed_already(jobid: str, run_dirs: Sequence[str]) -> Sealed | None:
     return one_of_runs(jobid, documents, write_outcomes(run_dirs, jobid, documents[0]["slurm"]["outcome_line"]))
 
 
+def came_again(run_dirs: Sequence[str], truth: Truth) -> bool:
+    """Whether Slurm knows the id as another job's than that of the sealed runs (ids come again), or has started the job
+    anew since. Slurm need not have answered: what is sealed stands. Raises Unreadable."""
+    if truth.record is None:
+        return False
+    restarts = restarts_of(truth) or 0
+    return all(attempt_of(os.path.basename(path)) < restarts or stranger(path, truth) for path in run_dirs)
+
+
 # --- which runs, and whose -----------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,279 @@
+"""`allocctl wait`: follow a job to its proven end, and exit with its code. `submit --wait` does so after submitting.
+
+On the way: Slurm's states and the run's story on stderr, logs on stdout (`--logs`). At the end the verdict on stderr,
+whose last line is a sentence with the exit code and its origin in brackets. `-q` leaves that line alone, `--json` gives
+one document on stdout instead of logs.
+
+Whoever leaves before the end (SIGINT, SIGTERM, SIGHUP, `--timeout`) gets 79, and the job goes on. With
+`--cancel-on-interrupt` the first signal cancels the job and the wait goes on to its end; the second one leaves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from supervisor.cli.output import refuse, sentence, tell
+from supervisor.core import codes
+from supervisor.runs.registry import NoSuchRun
+from supervisor.runs.saved import Unreadable
+
+if TYPE_CHECKING:
+    from supervisor.cli.live import Printer
+    from supervisor.cli.telling import StoryTeller
+    from supervisor.runs.saved import Document
+    from supervisor.runs.sealing import Sealed
+    from supervisor.runs.target import Target
+    from supervisor.runs.waiting import Wait
+
+PATIENCE: Final = 30.0
+OUTAGE: Final = 1800.0
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to wait. Seconds; `timeout` None: as long as the job takes."""
+
+    timeout: float | None = None
+    patience: float = PATIENCE
+    outage: float = OUTAGE
+    logs: str | None = None  # none, coordinator or all; None: what fits the job
+    collect: str | None = None
+    cancel: bool = False
+    json: bool = False
+    quiet: bool = False
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The verb's arguments."""
+    parser = subparsers.add_parser("wait", help="follow a job to its proven end, and exit with its code")
+    parser.add_argument("job", nargs="?", help="a job's id, a run's id or a run directory (default: $SLURM_JOB_ID)")
+    parser.add_argument("-M", "--cluster", help="the cluster, where there are several")
+    add_options(parser)
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON document on stdout at the end, and no logs")
+    output.add_argument("-q", "--quiet", action="store_true", help="nothing but the last line, on stderr")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a wait, for `submit --wait` as well."""
+    group = parser.add_argument_group("waiting")
+    group.add_argument("--timeout", type=_seconds, help="leave after so many seconds (79); the job goes on")
+    group.add_argument("--logs", choices=("none", "coordinator", "all"), help="whose logs to print (an array: none)")
+    group.add_argument("--patience", type=_seconds, default=PATIENCE, help="seconds to examine a doubt (default: 30)")
+    group.add_argument(
+        "--outage", type=_seconds, default=OUTAGE, help="seconds to wait for a Slurm that is away (default: 1800)"
+    )
+    group.add_argument("--collect", metavar="DIR", help="copy receipts, journal, logs, collected files to DIR/RUNID")
+    group.add_argument(
+        "--cancel-on-interrupt", action="store_true", help="cancel the job at the first signal, and wait for its end"
+    )
+
+
+def options_from(args: argparse.Namespace) -> Options:
+    """The options that were typed."""
+    return Options(
+        timeout=args.timeout,
+        patience=args.patience,
+        outage=args.outage,
+        logs=args.logs,
+        collect=args.collect,
+        cancel=args.cancel_on_interrupt,
+        json=args.json,
+        quiet=args.quiet,
+    )
+
+
+def _seconds(text: str) -> float:
+    with suppress(ValueError):
+        if 0 <= float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"expected a number of seconds, found {text!r}")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Wait. The exit code is the job's; 75 when nothing can be proven, 79 when the wait was left, 69 when no such run
+    is known, 125 when the proof of a success could not be saved."""
+    from supervisor.runs.target import find_target
+
+    try:
+        target = find_target(args.job, args.cluster)
+    except NoSuchRun as error:
+        return refuse(args, error, codes.UNREACHABLE)
+    except Unreadable as error:
+        return refuse(args, error, codes.UNVERIFIABLE)
+    return wait_for(target, options_from(args))
+
+
+def wait_for(target: Target, options: Options) -> int:
+    """Wait for a job or run, tell about it, and return its exit code; see `run`."""
+    from supervisor.cli.github import commands_stopped
+    from supervisor.cli.live import Printer
+    from supervisor.cli.telling import StoryTeller
+
+    printer = Printer(sys.stderr)
+    teller = StoryTeller(target, None if options.quiet else printer)
+    logs = _logs(target, options)
+    printing = nullcontext() if logs == "none" else commands_stopped(environ=os.environ, stdout=sys.stdout)
+    try:
+        with _interruptible():
+            with printing:
+                judged = asyncio.run(_wait(target, options, logs, teller))
+            if judged is not None:
+                return _tell(target, options, teller, printer, judged)
+        return _left(target, options, teller, printer)
+    except KeyboardInterrupt:  # before or after the loop, which has handlers of its own
+        return _left(target, options, teller, printer)
+    except Unreadable as error:
+        return _refuse(options, printer, str(error), codes.UNVERIFIABLE)
+    except OSError as error:
+        return _refuse(options, printer, sentence(error), codes.UNVERIFIABLE)
+    finally:
+        printer.close()
+
+
+def _logs(target: Target, options: Options) -> str:
+    """Whose logs are printed."""
+    if options.json or options.quiet:
+        return "none"
+    return options.logs or ("none" if target.array else "coordinator")
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Each of the signals is a KeyboardInterrupt while no loop handles it; one that is ignored (nohup) stays so."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+async def _wait(target: Target, options: Options, logs: str, teller: StoryTeller) -> Sealed | None:
+    from supervisor.runs.follow import LOGS, Follower
+    from supervisor.runs.waiting import Wait, sealed_before
+    from supervisor.scheduler.client import SlurmClient
+    from supervisor.scheduler.inquiry import USUAL
+    from supervisor.scheduler.parts import list_parts
+    from supervisor.scheduler.poller import Poller
+
+    # Commands that are not there do not come while one waits.
+    away = not any(map(shutil.which, ("squeue", "sacct", "scontrol")))
+    patience, outage = (0.0, 0.0) if away else (options.patience, options.outage)
+    client = SlurmClient(cluster=target.cluster)
+    if before := await sealed_before(target, client):
+        return before
+    follower = Follower(
+        target.jobid,
+        target.places,
+        LOGS[logs],
+        directories=target.directories,
+        tasks="_" not in target.jobid,
+        since=target.since,
+        engine=target.local,
+    )
+    wait = Wait(
+        target,
+        follower,
+        teller,
+        parts=lambda jobid: list_parts(client, jobid),
+        poller=Poller(client, pace=replace(USUAL, patience=patience, outage=outage)),
+        client=client,
+        cancel=options.cancel,
+        patience=patience,
+    )
+    with _signals(wait):
+        return await wait.run(options.timeout)
+
+
+@contextmanager
+def _signals(wait: Wait) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    handled = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    for number in handled:
+        loop.add_signal_handler(number, wait.interrupt)
+    try:
+        yield
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.default_int_handler)
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+def _left(target: Target, options: Options, teller: StoryTeller, printer: Printer) -> int:
+    """One left before the end."""
+    again = f"`allocctl wait {target.shown}`"
+    if target.local:
+        text = f"the wait was left; the run goes on: pick it up with {again}"
+    elif teller.was_cancelled:
+        text = f"the wait was left; job {target.jobid} was cancelled and is ending: {again} tells how it ended"
+    else:
+        text = f"the wait was left; job {target.jobid} goes on: pick it up with {again}"
+    return _refuse(options, printer, text, codes.INTERRUPTED)
+
+
+def _refuse(options: Options, printer: Printer, text: str, code: int) -> int:
+    """The last line, and the document, of a wait without a verdict."""
+    printer.print(f"allocctl: {text} [exit {code}, origin allocd]")
+    if options.json:
+        tell(json.dumps({"schema_version": 1, "error": text, "exit": code}, ensure_ascii=False))
+    return code
+
+
+def _tell(target: Target, options: Options, teller: StoryTeller, printer: Printer, judged: Sealed) -> int:
+    """The verdict, told to everybody who is to know. Returns the exit code."""
+    from supervisor.cli.github import report
+    from supervisor.cli.telling import verdict_lines
+
+    documents, trouble = judged.documents, list(judged.trouble)
+    if options.collect:
+        trouble += _collect(target, documents, options.collect)
+    # A document on stdout stays one: GitHub reads stderr as well.
+    trouble += report(documents, environ=os.environ, stdout=sys.stderr if options.json else sys.stdout)
+    if not options.quiet:
+        for line in verdict_lines(documents, target, teller.reasons):
+            printer.print(line)
+        for text in trouble:
+            printer.print(f"allocctl: {text}")
+    if options.json:
+        tell(json.dumps(judged.document, ensure_ascii=False, indent=1))
+    verdict = judged.document["verdict"]
+    saved = "; not everything could be saved or told" if judged.trouble else ""
+    origin = verdict["origin"] if judged.code == verdict["code"] else "allocd"
+    name = judged.document.get("run_id") or judged.document["jobid"]
+    summary = f"{verdict['outcome']}: {verdict['summary']}{saved}"
+    printer.print(f"allocctl: {name}: {summary} [exit {judged.code}, origin {origin}]")
+    return judged.code
+
+
+def _collect(target: Target, documents: list[Document], place: str) -> list[str]:
+    """Copy what the runs left, and what their batch scripts printed. Returns what could not be copied, in sentences."""
+    from supervisor.cli.ci import run_of
+    from supervisor.runs.copies import copy_file, copy_run
+
+    trouble: list[str] = []
+    for document in documents:
+        if run := run_of(document):
+            trouble += copy_run(run["run_dir"], place)
+        output = target.output_of(str(document["jobid"]))
+        if output and os.path.exists(output):
+            trouble += copy_file(output, place)
+    return trouble

@@ -1,0 +1,256 @@
+"""Waiting for a job: Slurm is asked how it is (`scheduler/poller.py`), its run directories are looked at (`looks.py`),
+both until Slurm's truth about its end is settled. Then, in this order: the receipt is sealed, which waits for an engine
+that still writes; what the runs have written is told to its end; and only then comes the verdict.
+
+One task group holds everything: the poller, the looks, the judging, and a scancel where a person's interrupt asks for
+one. Whoever waits may leave at any time, and the job goes on. What is learned is told to a `Teller` as it comes.
+
+The journal hurries the poller: when a run's receipt appears the end of its job is near, and squeue is asked again with
+each look, a few times. When the poller sees a change, it wakes the looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final, Protocol
+
+from supervisor.core.parts import Parts
+from supervisor.core.truth import Truth
+from supervisor.engine.threads import in_thread
+from supervisor.runs.follow import Follower, LogLines, News, Over, may_be_of_job
+from supervisor.runs.looks import Looks
+from supervisor.runs.registry import attempt_of, runs_of_job
+from supervisor.runs.saved import Document, run_document
+from supervisor.runs.sealing import Sealed, came_again, find_runs, gather, seal_job, sealed_already
+from supervisor.runs.target import Target
+from supervisor.scheduler.poller import Follow, Poller, Seen
+from supervisor.scheduler.verify import Asked, verify_job
+
+NEAR: Final = (0.0, 0.1, 0.3, 0.7, 1.5, 3.0)
+"""Seconds after a run's receipt at which Slurm is asked again whether its job is over."""
+
+DRAIN: Final = 30.0  # seconds in which nothing could be told, and what is left is given up
+SEAL_MARGIN: Final = 60.0  # seconds that sealing may take on a slow file system, beyond its patience
+CANCEL_AGAIN: Final = 2.0  # seconds until a scancel that failed is tried again
+
+
+class Teller(Protocol):
+    """Who is told."""
+
+    def news(self, news: News) -> None:
+        """Something in a run directory, log lines excepted."""
+
+    def lines(self, lines: LogLines) -> None:
+        """Lines of a log. Called in a thread, and may take its time."""
+
+    def seen(self, jobid: str, seen: Seen) -> None:
+        """What Slurm shows of one of the ids."""
+
+    def ended(self, jobid: str, truth: Truth) -> None:
+        """What is proven about the end of one of the ids."""
+
+    def cancelled(self) -> None:
+        """Slurm has taken the scancel that a person's interrupt asked for."""
+
+    def say(self, text: str) -> None:
+        """A sentence."""
+
+
+class Cancels(Protocol):
+    """Who cancels a job."""
+
+    async def cancel_job(self, jobid: str) -> str:
+        """Cancel it; what went wrong, or ""."""
+
+
+FindParts = Callable[[str], Awaitable[Parts]]
+"""Which parts a job has, for one that is known by its id alone."""
+
+
+async def sealed_before(target: Target, client: Asked) -> Sealed | None:
+    """What is proven already, if every run of the job is sealed. Slurm is asked once, whether it has given the id to
+    another job since. Raises OSError, Unreadable."""
+    if not target.units:
+        return None
+    runs = {unit: await in_thread(_runs_of, target, unit, limit=SEAL_MARGIN) for unit in target.units}
+    units = {}
+    for unit, run_dirs in runs.items():
+        sealed = await in_thread(sealed_already, unit, run_dirs, limit=SEAL_MARGIN)
+        if sealed is None:
+            return None
+        units[unit] = sealed
+    first = next(iter(runs))
+    if came_again(runs[first], await verify_job(client, first, False, 0.0)):
+        return None
+    return gather(units, target.jobid) if target.array else units[first]
+
+
+def _runs_of(target: Target, unit: str) -> list[str]:
+    """The directories of the runs of its last attempt, where they are usually found, or else where the target says."""
+    found = find_runs(unit) or [path for place in target.places for path in runs_of_job(unit, place)]
+    return [path for path in found if may_be_of_job(path, target.since)]
+
+
+class Wait:
+    """One wait. `patience` is the seconds that sealing may wait for an engine to say its last word."""
+
+    def __init__(
+        self,
+        target: Target,
+        follower: Follower,
+        teller: Teller,
+        *,
+        parts: FindParts,
+        poller: Poller,
+        client: Cancels,
+        cancel: bool = False,
+        patience: float = 30.0,
+        drain: float = DRAIN,
+    ) -> None:
+        self._target = target
+        self._follower = follower
+        self._teller = teller
+        self._parts = parts
+        self._poller = poller
+        self._client = client
+        self._cancel = cancel
+        self._patience = patience
+        self._drain = drain
+        self._looks = Looks(follower, self._heard, teller.lines)
+        self._doubt = ""  # why the job may have parts of which nobody told
+        self._leaving = asyncio.Event()
+        self._over = asyncio.Event()  # every run that was found is over
+        self._near: asyncio.Queue[None] = asyncio.Queue()
+        self._interrupts = 0
+        self._cancelling = asyncio.Event()
+
+    def interrupt(self) -> None:
+        """A person wants to leave: at once, or, with `cancel`, after the job was cancelled and has ended."""
+        self._interrupts += 1
+        if self._cancel and self._interrupts == 1 and not self._target.local:
+            self._cancelling.set()
+        else:
+            self._leaving.set()
+
+    async def run(self, timeout: float | None = None) -> Sealed | None:  # noqa: ASYNC109 - past it one leaves, no error
+        """What is sealed at the end; None when one left before, or `timeout` seconds have passed. Raises OSError,
+        Unreadable."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                judging = group.create_task(self._judge())
+                leaving = group.create_task(self._leaving.wait())
+                helpers = [leaving, *(group.create_task(helper) for helper in self._helpers())]
+                try:
+                    await asyncio.wait((judging, leaving), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for task in (judging, *helpers):
+                        task.cancel()
+        except BaseExceptionGroup as group_of_errors:
+            raise _first(group_of_errors) from None
+        return None if judging.cancelled() else judging.result()
+
+    def _helpers(self) -> list[Coroutine[Any, Any, None]]:
+        at_slurm = [] if self._target.local else [self._poller.run(), self._hurry(), self._cancel_when_asked()]
+        return [self._looks.run(), *at_slurm]
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    async def _judge(self) -> Sealed:
+        judged = await (self._judge_local() if self._target.local else self._judge_job())
+        if trouble := await self._looks.drain(self._drain):
+            judged.trouble.append(trouble)
+        return judged
+
+    async def _judge_job(self) -> Sealed:
+        truths = await self._truths(self._target)
+        if any(truth.standing == "several" for truth in truths.values()):  # nobody had told that it has parts
+            parts = await self._parts(self._target.jobid)
+            self._target, self._doubt = self._target.of_parts(parts), parts.why
+            truths = await self._truths(self._target)
+        return await self._sealed(truths, self._patience + SEAL_MARGIN)
+
+    async def _sealed(self, truths: Mapping[str, Truth], limit: float) -> Sealed:
+        """The receipts of all units, and of an array the judgement over them."""
+        units = {
+            unit: await in_thread(self._seal, unit, [truths[jobid] for jobid in ids], limit=limit)
+            for unit, ids in self._target.units.items()
+        }
+        if not self._target.array:
+            return units[self._target.jobid]
+        return await in_thread(gather, units, self._target.jobid, self._doubt, limit=limit)
+
+    def _seal(self, unit: str, truths: list[Truth]) -> Sealed:
+        """In a thread. Of the runs that were followed those of the last attempt count, as where they are looked for."""
+        mine = [run for run in self._follower.runs.values() if run.run_id.partition(".")[0] == unit]
+        last = max((attempt_of(run.run_id) for run in mine), default=0)
+        ours = [run.directory for run in mine if attempt_of(run.run_id) == last]
+        doubts = [self._doubt] if self._doubt and not self._target.array else []
+        return seal_job(unit, truths, self._patience, run_dirs=sorted(ours) or None, doubts=doubts)
+
+    async def _truths(self, target: Target) -> dict[str, Truth]:
+        """The truth about each id of the target, when all of them have ended."""
+        ids = [jobid for of_unit in target.units.values() for jobid in of_unit]
+        follows = {jobid: self._poller.follow(jobid, self._changed(jobid)) for jobid in ids}
+        async with asyncio.TaskGroup() as group:
+            ends = {jobid: group.create_task(self._end(jobid, follow)) for jobid, follow in follows.items()}
+        return {jobid: task.result() for jobid, task in ends.items()}
+
+    async def _end(self, jobid: str, follow: Follow) -> Truth:
+        truth = await follow.end()
+        if truth.standing != "several":
+            self._teller.ended(jobid, truth)
+        self._looks.wake()
+        return truth
+
+    async def _judge_local(self) -> Sealed:
+        await self._over.wait()
+        return Sealed([await in_thread(_local, path, limit=SEAL_MARGIN) for path in self._follower.runs])
+
+    # --- what is learned on the way ----------------------------------------------------------------------------------
+
+    def _heard(self, news: News) -> None:
+        self._teller.news(news)
+        if isinstance(news, Over):
+            self._near.put_nowait(None)
+            if all(run.over for run in self._follower.runs.values()):
+                self._over.set()
+
+    def _changed(self, jobid: str) -> Callable[[Seen], None]:
+        def changed(seen: Seen) -> None:
+            self._teller.seen(jobid, seen)
+            self._looks.wake()
+
+        return changed
+
+    async def _hurry(self) -> None:
+        """The end of a job is near when its run is over."""
+        while True:
+            await self._near.get()
+            for before, after in zip((0.0, *NEAR), NEAR, strict=False):
+                await asyncio.sleep(after - before)
+                self._poller.hasten()
+
+    # --- leaving -----------------------------------------------------------------------------------------------------
+
+    async def _cancel_when_asked(self) -> None:
+        await self._cancelling.wait()
+        said = ""
+        while trouble := await self._client.cancel_job(self._target.jobid):
+            if trouble != said:
+                self._teller.say(f"job {self._target.jobid} could not be cancelled yet: {trouble}")
+                said = trouble
+            await asyncio.sleep(CANCEL_AGAIN)
+        self._teller.cancelled()
+        self._poller.hasten()
+
+
+def _local(directory: str) -> Document:
+    """The document of a run without a job. Raises OSError, Unreadable."""
+    return run_document(directory)[0]
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What broke first: the others are its consequences."""
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
