@@ -47,6 +47,7 @@ async def verify_parts(
     limit: float | None = None,
     pace: Pace = USUAL,
     told: Callable[[str, Seen], object] = lambda name, seen: None,
+    make: Callable[..., Poller] = Poller,
 ) -> dict[str, Truth]:
     """The truth about each part, or a doubt with its reason, in the order of `names`; Slurm's trouble never raises.
 
@@ -54,7 +55,7 @@ async def verify_parts(
     all of them together at most `limit` seconds (None: however long). `patience` is in seconds of doubt or silence.
     `told` hears of each change that Slurm shows of a part.
     """
-    poller = Poller(client, pace=replace(pace, patience=patience, outage=patience))
+    poller = make(client, pace=replace(pace, patience=patience, outage=patience))
     truths: dict[str, Truth] = {}
     async with asyncio.TaskGroup() as group:
         polling = group.create_task(poller.run())

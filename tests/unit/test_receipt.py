@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.core import events as ev
+from supervisor.core.identity import Known
 from supervisor.core.layout import Layout
-from supervisor.core.receipt import NotAReceipt, describe_end, replay, run_receipt, sealed_receipt
+from supervisor.core.receipt import (
+    NotAReceipt,
+    changed_conclusions,
+    describe_end,
+    replay,
+    run_receipt,
+    sealed_receipt,
+)
 from supervisor.core.run import fold
 from supervisor.core.state import End
-from supervisor.core.truth import Truth, decide
+from supervisor.core.truth import Answer, Truth, decide
 from tests.unit.test_run import RESULT, TERM, Run
 from tests.unit.test_truth import NO_JOB, NO_ROW, book, live
 
@@ -220,6 +229,57 @@ def test_a_success_that_a_steps_record_contradicts_is_unproven() -> None:
     assert replay(document)[1]
 
 
+def het(run: Run | None, *states: str) -> dict[str, Any]:
+    """Sealed with a truth for each component: its state and code."""
+    truths = []
+    for number, text in enumerate(states):
+        word, _, code = text.partition(" ")
+        answers = [component(answer, number) for answer in (book(word, code or "0:0"), live(word, code or "0:0"))]
+        truths.append(decide(f"7+{number}", answers))
+    document = None if run is None else receipt(run)
+    return saved(sealed_receipt(document, None if run is None else "ab12", "7", truths, versions={"allocd": "1"}))
+
+
+def component(answer: Answer, number: int) -> Answer:
+    """The same, told of component `number` of job 7."""
+    text = answer.stdout.replace("JobId=7 ", f"JobId={7 + number} HetJobId=7 HetJobOffset={number} ")
+    text = text.replace("|7|1000|", f"|7+{number}|1000|")
+    return Answer.from_dict({**answer.to_dict(), "jobid": f"7+{number}", "stdout": text})
+
+
+def test_every_component_must_have_ended_well() -> None:
+    assert het(completed(), "COMPLETED", "COMPLETED")["verdict"]["outcome"] == "success"
+    document = het(completed(), "COMPLETED", "FAILED 3:0")
+    assert (document["verdict"]["outcome"], document["verdict"]["code"]) == ("failure", 3)
+    assert document["slurm"]["jobid"] == "7+1"
+    assert [each["jobid"] for each in document["components"]] == ["7+0", "7+1"]
+    assert het(None, "COMPLETED", "RUNNING")["verdict"]["outcome"] == "unverifiable"
+    # Slurm's own end of one component outranks what may follow from it in another.
+    assert het(None, "FAILED 15:0", "TIMEOUT")["verdict"]["code"] == 124
+
+
+def test_a_record_from_before_the_job_was_asked_for_proves_nothing() -> None:
+    known = Known(asked=1e9, answered=1e9)
+    document = saved(sealed_receipt(None, None, "7", [SUCCESS], versions={}, known=known))
+    assert document["verdict"]["outcome"] == "unverifiable"
+    assert "another job with this id" in document["verdict"]["summary"]
+    assert replay(document)[1]
+    document["known"] = {}
+    assert not replay(document)[1]
+
+
+def test_a_doubt_is_part_of_the_document() -> None:
+    document = saved(sealed_receipt(None, None, "7", [SUCCESS], versions={}, doubts=("there may be more",)))
+    assert (document["verdict"]["code"], document["verdict"]["summary"]) == (75, "there may be more")
+    assert replay(document)[1]
+
+
+def test_another_name_is_told() -> None:
+    document = saved(sealed_receipt(None, None, "7", [SUCCESS], versions={}, known=Known(name="y")))
+    assert document["verdict"]["outcome"] == "success"
+    assert document["disagreements"] == ["the job was submitted as 'y', and Slurm calls it 'x': names can be changed"]
+
+
 # --- replay ------------------------------------------------------------------------------------------------------
 
 DOCUMENTS = {
@@ -231,6 +291,8 @@ DOCUMENTS = {
     "sealed failure": lambda: sealed(failed(), FAILED_3),
     "no run": lambda: sealed(None, CANCELLED),
     "unverifiable": lambda: sealed(completed(), ABSENT),
+    "components": lambda: het(completed(), "COMPLETED", "COMPLETED"),
+    "a component's failure": lambda: het(completed(), "COMPLETED", "FAILED 3:0"),
 }
 
 
@@ -274,6 +336,23 @@ def test_changed_words_of_slurm_are_noticed() -> None:
         answer["stdout"] = answer["stdout"].replace("COMPLETED", "FAILED")
     verdict, same = replay(document)
     assert (verdict.outcome, same) == ("failure", False)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_changed_component_is_noticed(place: int) -> None:
+    document = het(completed(), "COMPLETED", "COMPLETED")
+    for answer in document["components"][place]["answers"]:
+        answer["stdout"] = answer["stdout"].replace("COMPLETED", "CANCELLED")
+    assert replay(document)[1] is False
+    assert changed_conclusions(document)
+    document = het(completed(), "COMPLETED", "FAILED 3:0")
+    assert changed_conclusions(document) == []
+    del document["components"][place]
+    with suppress(NotAReceipt):
+        assert replay(document)[1] is False
+    document = het(completed(), "COMPLETED", "COMPLETED")
+    document["slurm"] |= {"state": "FAILED"}
+    assert changed_conclusions(document) == ["Slurm's answers say state 'COMPLETED', the receipt says 'FAILED'"]
 
 
 def test_saved_conclusions_are_not_believed() -> None:

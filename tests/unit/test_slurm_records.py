@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from supervisor.core.slurm import ExitCode, Unreadable
 from supervisor.core.slurm_records import (
     parse_sacct,
+    parse_sacct_ids,
     parse_scontrol,
     parse_squeue_steps,
     sacct_argv,
     scontrol_argv,
+    share_sacct,
     squeue_steps_argv,
 )
 
@@ -41,6 +43,7 @@ def row(
 def test_the_query_asks_for_nothing_that_people_write() -> None:
     argv = sacct_argv(["7", "8_1"], "east")
     assert argv[0] == "sacct" and "--jobs=7,8_1" in argv and "--clusters=east" in argv
+    assert "--allocations" not in argv and "--allocations" in sacct_argv(["7"], steps=False)
     assert "--duplicates" in argv and "--starttime=1970-01-01" in argv and "--parsable2" in argv
     fields = next(a for a in argv if a.startswith("--format=")).removeprefix("--format=").split(",")
     assert fields[:3] == ["JobIDRaw", "State", "ExitCode"]
@@ -104,6 +107,22 @@ def test_array_tasks_and_components_are_found_by_their_display_id() -> None:
     assert second is not None and second.jobid == "12"
     component = parse_sacct(row("14", display="13+1"), "13+1").record
     assert component is not None and component.jobid == "14"
+
+
+def test_a_task_without_a_row_is_read_from_the_row_that_stands_for_it() -> None:
+    text = "\n".join(
+        [row("15", "COMPLETED", display="12_1"), row("12", "CANCELLED by 0", display="12_[1-4%2]", start="None")]
+    )
+    first, third = (parse_sacct(text, j).record for j in ("12_1", "12_3"))
+    assert first is not None and (first.state.word, first.stands_for) == ("COMPLETED", "")  # its own row wins
+    assert third is not None and third.terminal
+    assert (third.jobid, third.display, third.stands_for) == ("12", "12_3", "12_[1-4%2]")
+    assert parse_sacct(text, "12_5").record is parse_sacct(text, "1_3").record is None
+    shares = share_sacct(text, ["12_1", "12_3", "12_5", "15"])
+    assert [share.count("\n") for share in shares.values()] == [2, 1, 0, 1]
+    for jobid, share in shares.items():
+        assert parse_sacct(share, jobid) == parse_sacct(text, jobid)
+    assert parse_sacct_ids(text) == ("12_1", "12_[1-4%2]")
 
 
 def test_a_state_without_its_end_is_not_finished() -> None:

@@ -13,7 +13,7 @@ from supervisor.core import codes
 from supervisor.core.slurm import ExitCode, Source, parse_state
 from supervisor.core.slurm_records import StepRecord
 from supervisor.core.steps import StepComparison, compare_steps
-from supervisor.core.truth import Answer, Truth, decide, read_answer
+from supervisor.core.truth import Answer, Truth, decide, deciding, read_answer, restarts_of
 
 SHOWN = """\
 JobId={jobid} {parts}JobName=x
@@ -335,3 +335,97 @@ def test_a_step_without_a_code_confirms_nothing_and_still_denies_a_success() -> 
 
 def test_codes_are_those_of_the_interface() -> None:
     assert (codes.CANCELLED, codes.DEADLINE, codes.UNVERIFIABLE) == (130, 124, 75)
+
+
+# --- steps without a known id ---
+
+
+def numbered(number: int, state: str = "COMPLETED", code: str = "0:0", end: str = "1002") -> StepRecord:
+    job = "7|COMPLETED|0:0|0:0|7|1000|1001|1002|ann|c|node1"
+    return asked("sacct", f"{job}\n7.{number}|{state}|{code}||7.{number}|1|1|{end}||c|node1\n").steps[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "seen", "unnamed", "contradicts", "unconfirmed"),
+    [
+        ([numbered(0), numbered(1)], {}, [0, 0], False, False),
+        ([numbered(0), numbered(1, "FAILED", "3:0")], {}, [0, 3], False, False),
+        ([numbered(0), numbered(1, "FAILED", "3:0")], {}, [0, 0], True, False),
+        ([numbered(0), numbered(1)], {"7.0": 0}, [0], False, False),
+        ([numbered(0), numbered(1, "FAILED", "3:0")], {"7.0": 0}, [0], True, False),
+        # a step of somebody else's can hide it, and cannot make it
+        ([numbered(0), numbered(1, "FAILED", "3:0"), numbered(2)], {}, [0, 0], False, False),
+        # accounting is late
+        ([numbered(0)], {}, [0, 0], False, True),
+        ([numbered(0), numbered(1, "RUNNING", "0:0", "Unknown")], {}, [0, 0], False, True),
+        ([], {}, [0], False, True),
+        # nothing to confirm
+        ([], {}, [], False, False),
+        ([numbered(0, "FAILED", "3:0")], {}, [3, 137], False, False),
+    ],
+)
+def test_steps_without_a_known_id_are_counted(
+    steps: list[StepRecord], seen: dict[str, int], unnamed: list[int], contradicts: bool, unconfirmed: bool
+) -> None:
+    found = compare_steps(steps, seen, unnamed)
+    assert (bool(found.contradictions), bool(found.unconfirmed)) == (contradicts, unconfirmed)
+
+
+# --- several components, several incarnations ---
+
+
+def told(state: str, code: str = "0:0") -> Truth:
+    return decide("7", [book(state, code), live(state, code)])
+
+
+GOOD, BAD, LATE, LIVES = told("COMPLETED"), told("FAILED", "3:0"), told("TIMEOUT"), decide("7", [live("RUNNING")])
+
+
+@pytest.mark.parametrize(
+    ("truths", "place"),
+    [
+        ([GOOD], 0),
+        ([GOOD, GOOD], 0),
+        ([GOOD, BAD], 1),
+        ([BAD, GOOD], 0),
+        ([BAD, told("FAILED", "4:0")], 0),
+        ([BAD, LATE], 1),  # the failure may follow from the time limit
+        ([LATE, told("CANCELLED")], 0),
+        ([GOOD, BAD, LIVES], 2),
+    ],
+)
+def test_which_component_decides(truths: list[Truth], place: int) -> None:
+    assert deciding(truths) is truths[place]
+
+
+def test_how_often_a_job_was_started_anew() -> None:
+    assert restarts_of(decide("7", [])) is None
+    assert restarts_of(told("COMPLETED")) == 0
+    twice = asked("sacct", book("NODE_FAIL", submit=900).stdout + book("COMPLETED").stdout)
+    assert restarts_of(decide("7", [twice, NO_JOB])) == 1
+
+
+# --- tasks that never began ---
+
+
+def shared(state: str, end: str = "1002") -> Answer:
+    answer = asked("sacct", f"7|{state}|0:0|0:0|7_[1-4%2]|1000|None|{end}|ann|c|None assigned\n")
+    return Answer.from_dict({**answer.to_dict(), "jobid": "7_3"})
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([shared("CANCELLED by 0"), NO_JOB] * 2, ("settled", 130)),
+        ([shared("PENDING", "Unknown"), NO_JOB] * 2, ("unasked", 75)),  # cancelled alone, and nobody says so
+        ([shared("PENDING", "Unknown")], ("running", 75)),
+        # the row is older than the task's beginning, and its own row is late
+        ([shared("CANCELLED by 0"), LIVE_DOWN] * 2, ("unasked", 75)),
+    ],
+)
+def test_a_row_that_stands_for_several_tasks(answers: list[Answer], expected: tuple[str, int]) -> None:
+    truth = decide("7_3", answers)
+    assert (truth.standing, truth.code) == expected
+    if truth.settled:
+        assert "all tasks that never began (7_[1-4%2])" in " ".join(truth.notes)
+        assert truth.outcome_line.startswith("7|CANCELLED by 0|")

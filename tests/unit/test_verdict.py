@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from supervisor.core.state import Failure
 from supervisor.core.truth import Truth, decide
-from supervisor.core.verdict import PRECEDENCE, REASONS, Evidence, Verdict, first_failure, judge_run, judge_sealed
+from supervisor.core.verdict import (
+    PRECEDENCE,
+    REASONS,
+    Evidence,
+    Verdict,
+    first_failure,
+    judge_parts,
+    judge_run,
+    judge_sealed,
+    unproven,
+)
 from tests.unit.test_truth import LIVE_DOWN, NO_JOB, NO_ROW, book, live
 
 
@@ -275,3 +285,44 @@ def test_the_order_in_a_receipt_decides_nothing(seen: Evidence, told: Truth) -> 
     numbered = tuple(replace(failure, seq=seq) for seq, failure in enumerate(seen.failures))
     turned = replace(seen, failures=numbered[::-1])
     assert judge_sealed(turned, told) == judge_sealed(replace(seen, failures=numbered), told)
+
+
+# --- several parts -----------------------------------------------------------------------------------------------
+
+GOOD_PART = Verdict("success", 0, "slurm", "completed", "fine").as_dict()
+BAD_PART = Verdict("failure", 7, "native", "rank_failed", "rank 1 ended with code 7").as_dict()
+LATE_PART = Verdict("failure", 124, "slurm", "slurm_timeout", "TIMEOUT").as_dict()
+OPEN_PART = Verdict("unverifiable", 75, "allocd", "unverifiable", "no record").as_dict()
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "doubt", "outcome", "code", "summary"),
+    [
+        ([GOOD_PART, GOOD_PART], "", "success", 0, "2 of 2 tasks succeeded"),
+        ([GOOD_PART, BAD_PART, LATE_PART], "", "failure", 7, "1 of 3 tasks succeeded; first failure 7_1: rank 1 ended"),
+        ([LATE_PART, BAD_PART], "", "failure", 124, "0 of 2 tasks succeeded; first failure 7_0: TIMEOUT"),
+        ([OPEN_PART, BAD_PART], "", "failure", 7, "first failure 7_1"),
+        ([GOOD_PART, OPEN_PART], "", "unverifiable", 75, "1 of 2 tasks succeeded; unproven: 7_1: no record"),
+        ([GOOD_PART], "there may be more", "unverifiable", 75, "unproven: there may be more"),
+        ([GOOD_PART, BAD_PART], "there may be more", "failure", 7, "first failure 7_1"),
+        ([], "", "unverifiable", 75, "no task is known"),
+    ],
+)
+def test_an_array_is_as_good_as_its_first_task_that_failed(
+    verdicts: list[dict[str, object]], doubt: str, outcome: str, code: int, summary: str
+) -> None:
+    found = judge_parts([(f"7_{number}", verdict) for number, verdict in enumerate(verdicts)], doubt)
+    assert (found["outcome"], found["code"]) == (outcome, code)
+    assert summary in found["summary"]
+    assert found.keys() == GOOD_PART.keys()
+    assert found["final"] is (not doubt)
+
+
+def test_a_summary_names_a_few_of_many_failures() -> None:
+    found = judge_parts([(f"7_{number}", BAD_PART) for number in range(100)])
+    assert found["because"][-1] == "and 95 more tasks that are no success"
+
+
+def test_a_doubt_lets_nothing_count_and_hides_nothing() -> None:
+    found = unproven(Verdict("success", 0, "slurm", "completed", "fine", ("it ended well",)), "another job's record")
+    assert (found.outcome, found.code, found.because) == ("unverifiable", 75, ("another job's record", "it ended well"))
