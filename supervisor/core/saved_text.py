@@ -263,7 +263,8 @@ def describe(jobid: str, readings: Sequence[Reading]) -> list[str]:
             what = answer.problem.removeprefix(f"{name}: ") or f"no record of job {jobid}"
             sentences.append(f"{name} ({reading.source}): {what}")
             continue
-        age = "" if answer.record.end is None else f", {reading.saved.written - answer.record.end:.0f} s after its end"
+        end = answer.record.end
+        age = "" if end is None else f", saved up to {reading.saved.written - end:.0f} s after its end"
         counted = "counts as confirmed" if reading.final(answer) else "one reading, which does not confirm itself"
-        sentences.append(f"{name} ({reading.source}): {answer.record.words}, written{age}: {counted}")
+        sentences.append(f"{name} ({reading.source}): {answer.record.words}{age}: {counted}")
     return sentences

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
@@ -62,7 +63,7 @@ def shown(
 
 
 class Slurm:
-    """Executables `sacct` and `scontrol` that give the answers they were told, the last one for ever."""
+    """Executables `sacct`, `scontrol` and `squeue` that give the answers they were told, the last one for ever."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -73,6 +74,9 @@ class Slurm:
 
     def scontrol(self, *answers: Answer) -> None:
         self._answer("scontrol", answers)
+
+    def squeue(self, *answers: Answer) -> None:
+        self._answer("squeue", answers)
 
     def asked(self, command: str) -> int:
         """How often."""
@@ -227,7 +231,6 @@ def test_every_end_has_its_code(bench: Bench, state: str, code: str, exit_code: 
         (row("REVOKED"), UNKNOWN, "another cluster"),
         (row("PREEMPTED"), REFUSED, "may be queued again"),
         (row("COMPLETED") + "7|COMPLETED\n", UNKNOWN, "Slurm could not be asked"),
-        (row("COMPLETED", display="7_1"), UNKNOWN, "1 of 1 tasks succeeded; unproven: the controller could"),
         (row("COMPLETED"), shown("COMPLETED", head="JobId=7 ArrayJobId=7 ArrayTaskId=1 "), "several parts"),
         (
             row("COMPLETED"),
@@ -240,7 +243,7 @@ def test_every_end_has_its_code(bench: Bench, state: str, code: str, exit_code: 
     ids=[
         "a stale row", "nobody answers", "no accounting, forgotten", "no row, no controller", "unknown",
         "contradiction", "two books", "an unknown state", "revoked", "preempted", "a torn row",
-        "a part", "an array", "a young array", "imitation",
+        "an array", "a young array", "imitation",
     ],
 )  # fmt: skip
 def test_what_is_not_proven_is_claimed_by_nobody(bench: Bench, sacct: Answer, scontrol: Answer, says: str) -> None:
@@ -449,6 +452,176 @@ def test_a_job_of_several_runs_is_as_good_as_the_worst(bench: Bench) -> None:
     assert bench.verify("7.s2")["verdict"]["code"] == 9
 
 
+# --- whole arrays --------------------------------------------------------------------------------------------------
+
+
+def tasks(*states: str) -> str:
+    """Rows of the tasks of array 6, from number 1 on, raw ids from 7 on."""
+    return "".join(
+        row(*(word, code or "0:0"), job=str(6 + number), display=f"6_{number}")
+        for number, (word, _, code) in enumerate((state.partition(" ") for state in states), 1)
+    )
+
+
+def test_a_whole_array_is_judged_task_by_task(bench: Bench) -> None:
+    bench.slurm.sacct(
+        tasks("COMPLETED", "FAILED 5:0", "TIMEOUT", "COMPLETED") + row("RUNNING", job="6", display="6_[5]")
+    )
+    bench.slurm.scontrol(UNKNOWN)
+    bench.slurm.squeue(UNKNOWN)
+    bench.make_run("6_1", jobid="6_1")
+    failing = bench.make_run("6_2", jobid="6_2", failures=(failed(5),))
+    document = bench.verify("6")
+    assert (document["kind"], document["verdict"]["code"]) == ("job", 5)
+    assert document["verdict"]["summary"].startswith("2 of 5 tasks succeeded; first failure 6_2: rank 0 (client)")
+    assert document["counts"] == {"parts": 5, "success": 2, "failure": 2, "unverifiable": 1}
+    assert [item["verdict"]["code"] for item in document["receipts"]] == [0, 5, 124, 0, 75]
+    assert json.loads((failing / "receipt.json").read_text()) == document["receipts"][1]
+    lines = (bench.directory / "slurm_job_6_outcome.txt").read_text().splitlines()
+    assert [line.split("|")[:2] for line in lines] == [
+        ["7", "COMPLETED"], ["8", "FAILED"], ["9", "TIMEOUT"], ["10", "COMPLETED"], ["6_5", "UNVERIFIABLE"],
+    ]  # fmt: skip
+    assert (bench.directory / "slurm_job_6_3_outcome.txt").read_text() == lines[2] + "\n"
+    code, out = bench.run("6", "--patience", "0.5")
+    assert code == 5
+    shown = [line.split(":")[0] for line in out.splitlines() if not line.startswith(" ")]
+    assert shown == ["6_1", "6_2", "6_3", "6_4", "6_5", "6"]
+
+
+def test_an_array_of_successes_is_one_unless_something_may_be_missing(bench: Bench) -> None:
+    bench.slurm.sacct(tasks("COMPLETED", "COMPLETED"))
+    bench.slurm.scontrol(UNKNOWN)
+    bench.slurm.squeue(UNKNOWN)
+    assert bench.verify("6_[1-2]")["verdict"]["summary"] == "2 of 2 tasks succeeded"
+    bench.slurm.sacct(tasks("COMPLETED", "COMPLETED") + row("COMPLETED", job="6", display="6_3"))
+    assert bench.verify("6")["counts"]["success"] == 3
+    bench.slurm.squeue(REFUSED)
+    document = bench.verify("6")
+    assert (document["verdict"]["code"], document["counts"]["success"]) == (75, 3)
+    assert "the controller could not be asked which parts the job has" in document["verdict"]["summary"]
+
+
+def submitted(bench: Bench, jobid: str, **more: Any) -> Path:
+    """The record of a submission at the time of `row`, as `allocctl submit` registers it."""
+    directory = bench.directory / f"submit-{jobid}"
+    directory.mkdir()
+    record = {
+        "schema_version": 1, "token": "t", "state": "submitted", "jobid": jobid, "cluster": None, "user": "user",
+        "name": "x", "asked": "1970-01-01T00:16:39+00:00", "answered": "1970-01-01T00:16:40+00:00",
+        "base": str(bench.directory / "runs"), "tasks": None, "components": None,
+    }  # fmt: skip
+    (directory / "submission.json").write_text(json.dumps({**record, **more}))
+    links = bench.directory.parent / "state" / "allocd" / "jobs"
+    links.mkdir(parents=True, exist_ok=True)
+    (links / jobid).symlink_to(directory)
+    return directory
+
+
+def test_tasks_that_left_no_trace_are_known_from_the_submission(bench: Bench) -> None:
+    submitted(bench, "6", tasks=[1, 2, 3])
+    bench.slurm.sacct(tasks("COMPLETED") + row("COMPLETED", job="6", display="6_3"))
+    bench.slurm.scontrol(UNKNOWN)
+    bench.slurm.squeue(UNKNOWN)
+    document = bench.verify("6")
+    assert (document["verdict"]["code"], document["counts"]["success"]) == (75, 2)
+    assert document["receipts"][1]["slurm"]["standing"] == "absent"
+    assert document["receipts"][0]["known"]["user"] == "user"
+
+
+def test_a_record_from_before_the_submission_is_not_believed(bench: Bench) -> None:
+    """The id has come again, and accounting does not know the new job yet."""
+    submitted(bench, "7", asked="2026-01-01T00:00:00+00:00", answered="2026-01-01T00:00:01+00:00")
+    bench.slurm.sacct(row("COMPLETED"))
+    bench.slurm.scontrol(UNKNOWN)
+    document = bench.verify()
+    assert (document["verdict"]["code"], document["slurm"]["code"]) == (75, 0)
+    assert "submitted before this one was asked for" in document["verdict"]["summary"]
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"user": "ann"}, "it was of user ann, the record is of user"),
+        ({"asked": "1969-01-01T00:00:00+00:00", "answered": "1969-01-01T00:00:01+00:00"}, "submitted long after it"),
+    ],
+)
+def test_a_submission_of_another_job_with_the_same_id_is_history(bench: Bench, more: Document, why: str) -> None:
+    submitted(bench, "7", **more)
+    bench.slurm.sacct(row("FAILED", "4:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    document = bench.verify()
+    assert document["verdict"]["code"] == 4
+    assert (
+        "the submission 't' is of another job" in document["disagreements"][0] and why in document["disagreements"][0]
+    )
+
+
+def test_a_job_that_was_started_anew_is_not_answered_by_what_was_sealed_before(bench: Bench) -> None:
+    bench.make_run(failures=(failed(7),))
+    bench.slurm.sacct(row("FAILED", "7:0"))
+    bench.slurm.scontrol(shown("FAILED", "7:0"))
+    assert bench.verify()["verdict"]["code"] == 7
+    bench.slurm.sacct(row("FAILED", "7:0") + row("COMPLETED", submit=2000))
+    bench.slurm.scontrol(UNKNOWN)
+    document = bench.verify()
+    assert (document["verdict"]["code"], document["run"]) == (0, None)
+    assert "earlier attempts" in document["disagreements"][0]
+
+
+# --- saved text ----------------------------------------------------------------------------------------------------
+
+
+def test_saved_text_is_judged_without_asking_anybody(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    sacct, scontrol = bench.directory / "sacct.txt", bench.directory / "scontrol.txt"
+    sacct.write_text(row("FAILED", "4:0"))
+    scontrol.write_text(shown("FAILED", "4:0"))
+    for arguments in (
+        ("--from-files", "sacct.txt", "scontrol.txt", "7"),
+        ("7", "--from-files", "scontrol.txt", "sacct.txt"),
+        ("--from-files", "sacct.txt", "7"),  # it had ended half a century before
+    ):
+        document = bench.verify(*arguments)
+        assert (document["verdict"]["code"], document["verdict"]["origin"]) == (4, "slurm")
+        assert len(document["evidence"]) == len(arguments) - 2
+    os.utime(sacct, (1010, 1010))
+    assert bench.verify("--from-files", "sacct.txt", "7")["verdict"]["code"] == 75
+    assert not list(bench.directory.glob("slurm_job_*"))
+    assert bench.verify("--outcome", "--from-files", "sacct.txt", "scontrol.txt", "7")["verdict"]["code"] == 4
+    assert bench.outcome() == row("FAILED", "4:0")
+    code, out = bench.run("--from-files", "sacct.txt", "scontrol.txt", "7")
+    assert code == 4 and "scontrol.txt (scontrol): FAILED 4:0" in out
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(scontrol.read_bytes())))
+    assert bench.verify("--from-files", "sacct.txt", "-", "7")["verdict"]["code"] == 4
+    assert bench.slurm.asked("sacct") == bench.slurm.asked("scontrol") == 0
+
+
+def test_a_saved_array_is_judged_task_by_task(bench: Bench) -> None:
+    (bench.directory / "sacct.txt").write_text(tasks("COMPLETED", "FAILED 5:0"))
+    document = bench.verify("--outcome", "--from-files", "sacct.txt", "6")
+    assert (document["verdict"]["code"], document["counts"]["parts"]) == (5, 2)
+    assert len((bench.directory / "slurm_job_6_outcome.txt").read_text().splitlines()) == 2
+    assert bench.verify("--from-files", "sacct.txt", "6_1")["verdict"]["code"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("a.txt", "b.txt"), "'b.txt' is no Slurm job id"),
+        (("a.txt",), "name the files, and the job's id behind them"),
+        (("nowhere.txt", "7"), "nowhere.txt: No such file"),
+        (("b.txt", "7"), "b.txt is neither"),
+        (("a.txt", "./a.txt", "7"), "one file given twice"),
+    ],
+)
+def test_files_that_cannot_be_judged_are_a_configuration_error(
+    bench: Bench, arguments: tuple[str, ...], says: str
+) -> None:
+    (bench.directory / "a.txt").write_text(row("COMPLETED"))
+    (bench.directory / "b.txt").write_text("nothing\n")
+    assert bench.run("--from-files", *arguments) == (78, "")
+    assert says in bench.stderr
+
+
 # --- what cannot be saved, and what cannot be read -----------------------------------------------------------------
 
 
@@ -536,6 +709,27 @@ def test_an_array_task_is_found_by_its_own_number(bench: Bench) -> None:
     document = bench.verify()
     assert (document["jobid"], document["run_id"], document["verdict"]["code"]) == ("7", "6_1", 5)
     assert (run_dir / "receipt.json").exists()
+
+
+def test_what_is_waited_for_is_said_once_unless_one_is_quiet(bench: Bench) -> None:
+    bench.slurm.sacct(REFUSED)
+    bench.slurm.scontrol(REFUSED)
+    assert bench.run("7", "--patience", "0.5")[0] == 75
+    assert bench.stderr.splitlines() == [
+        f"allocctl: {command} ended with 1: {REFUSED[2]}: asking again, for up to 0.5 s"
+        for command in ("sacct", "scontrol")
+    ]
+    assert bench.run("7", "--patience", "0.5", "-q")[0] == 75
+    assert bench.stderr == ""
+
+
+def test_a_cluster_is_named_by_an_option_or_in_the_id(bench: Bench) -> None:
+    bench.slurm.sacct(row("FAILED", "5:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    for arguments in (("7;east",), ("7", "-M", "east"), ("7", "--cluster=east")):
+        document = bench.verify(*arguments)
+        assert (document["jobid"], document["verdict"]["code"]) == ("7", 5)
+        assert all("--clusters=east" in answer["argv"] for answer in document["slurm"]["answers"])
 
 
 def test_an_interrupted_wait_says_that_the_job_goes_on(bench: Bench) -> None:

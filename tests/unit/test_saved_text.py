@@ -88,8 +88,8 @@ def test_an_answer_says_what_each_text_counted_for() -> None:
         recognize(SavedText("c.txt", row().replace("7|", "8|"), SOON)),
     ]
     assert describe("7", readings) == [
-        "a.txt (sacct): FAILED 4:0 (sacct), written, 600 s after its end: counts as confirmed",
-        "b.txt (scontrol): FAILED 4:0 (scontrol), written, 599 s after its end: one reading, "
+        "a.txt (sacct): FAILED 4:0 (sacct), saved up to 600 s after its end: counts as confirmed",
+        "b.txt (scontrol): FAILED 4:0 (scontrol), saved up to 599 s after its end: one reading, "
         "which does not confirm itself",
         "c.txt (sacct): no record of job 7",
     ]
