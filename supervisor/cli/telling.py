@@ -39,7 +39,7 @@ class StoryTeller:
         self._prefixed = prefixed
         self._states: dict[str, Seen] = {}
         self._counted = ""
-        self._away: set[str] = set()
+        self.away: set[str] = set()  # ids about which Slurm cannot be asked now
         self._failed: set[str] = set()
         self._mute = False
         self.was_cancelled = False
@@ -64,14 +64,14 @@ class StoryTeller:
 
     def _answers(self, jobid: str, trouble: str) -> None:
         """Say once that Slurm cannot be asked, and once that it answers again."""
-        away = bool(self._away)
+        away = bool(self.away)
         if trouble:
-            self._away.add(jobid)
+            self.away.add(jobid)
         else:
-            self._away.discard(jobid)
-        if self._away and not away:
+            self.away.discard(jobid)
+        if self.away and not away:
             self.say(f"Slurm cannot be asked about everything now, and is asked again: {trouble}")
-        elif away and not self._away:
+        elif away and not self.away:
             self.say("Slurm answers again")
 
     def _count(self) -> None:
@@ -114,7 +114,7 @@ class StoryTeller:
         """Lines of a log, to stdout. When nobody reads there any more, the rest is for the files alone."""
         if not self._mute:
             try:
-                write(lines, self._target.jobid)
+                put(lines.run_id, lines.log, lines.lines, self._target.jobid)
             except OSError as error:
                 self._mute = True
                 self.say(f"the logs are told no further: stdout: {error.strerror or error}")
@@ -140,14 +140,16 @@ def state_of(seen: Seen) -> str:
     return seen.state if seen.reason in NO_REASON else f"{seen.state} ({seen.reason})"
 
 
-def write(lines: LogLines, jobid: str) -> None:
-    """Lines of a log with the log's name before each, and the run's before that where it is not the job's first.
+def put(run_id: str, log: str, lines: list[bytes], jobid: str | None) -> None:
+    """Print lines of a log, with the log's name before each; also with the run's, where it is another than the job's
+    first. Raises OSError."""
+    prefix = os.fsencode(f"{log}: " if jobid in (None, run_id) else f"{run_id}/{log}: ")
+    write(b"".join(prefix + line + b"\n" for line in lines))
 
-    Past the stream's own buffer: a write that blocks for ever would hold its lock when Python ends. Raises OSError.
-    """
-    which = "" if lines.run_id == jobid else f"{lines.run_id}/"
-    prefix = os.fsencode(f"{which}{lines.log}: ")
-    data = b"".join(prefix + line + b"\n" for line in lines.lines)
+
+def write(data: bytes) -> None:
+    """Write to stdout, past the stream's own buffer: a write that blocks for ever would hold its lock when Python ends.
+    Raises OSError."""
     descriptor = sys.stdout.fileno()
     while data:
         data = data[os.write(descriptor, data) :]

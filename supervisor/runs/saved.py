@@ -85,22 +85,6 @@ def fold_document(run_dir: str) -> Document:
     return {**document, "alive": alive, "phase": state.phase}
 
 
-def run_is_over(run_dir: str) -> bool:
-    """Whether nothing more comes: there is a receipt, or the engine is gone. Raises Unreadable, OSError."""
-    if "receipt.run.json" in os.listdir(run_dir):
-        return True
-    path = os.path.join(run_dir, JOURNAL)
-    with open(path, encoding="utf-8") as file:
-        line = file.readline()
-    if not line.endswith("\n"):
-        return False
-    try:
-        opened = json.loads(line)
-        return engine_lives(run_dir, opened["host"], opened["pid"]) is False
-    except (ValueError, KeyError, TypeError) as error:
-        raise Unreadable(f"{path} does not begin with the opening of a run") from error
-
-
 def engine_lives(run_dir: str, host: str, pid: int) -> bool | None:
     """Whether the engine of a run lives; None when it runs on another host and cannot be seen from here.
 

@@ -84,10 +84,14 @@ def find_target(name: str | None, cluster: str | None = None) -> Target:
             tasks = (f"{asked.jobid}_{task}" for task in asked.tasks)
             target = replace(target, units={task: (task,) for task in tasks})
         return target
+    alone = run_target(directory)
+    return alone if alone.local else job_target(alone.jobid, cluster, directory)
+
+
+def run_target(directory: str) -> Target:
+    """One run, and the job that it is in. Raises Unreadable."""
     jobid = job_of(directory)
-    if not jobid[0].isdecimal():
-        return Target(jobid, {}, directories=(directory,))
-    return job_target(jobid, cluster, directory)
+    return Target(jobid, {jobid: (jobid,)} if jobid[0].isdecimal() else {}, directories=(directory,))
 
 
 def job_target(jobid: str, cluster: str | None = None, directory: str | None = None) -> Target:

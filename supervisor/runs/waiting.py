@@ -24,7 +24,7 @@ from supervisor.runs.registry import attempt_of, runs_of_job
 from supervisor.runs.saved import Document, run_document
 from supervisor.runs.sealing import Sealed, came_again, find_runs, gather, seal_job, sealed_already
 from supervisor.runs.target import Target
-from supervisor.scheduler.poller import Follow, Poller, Seen
+from supervisor.scheduler.poller import Poller, Seen
 from supervisor.scheduler.verify import Asked, verify_job
 
 NEAR: Final = (0.0, 0.1, 0.3, 0.7, 1.5, 3.0)
@@ -66,6 +66,37 @@ class Cancels(Protocol):
 
 FindParts = Callable[[str], Awaitable[Parts]]
 """Which parts a job has, for one that is known by its id alone."""
+
+
+async def job_end(
+    target: Target,
+    poller: Poller,
+    find_parts: FindParts,
+    seen: Callable[[str, Seen], object],
+    ended: Callable[[str, Truth], object],
+) -> tuple[Target, str, dict[str, Truth]]:
+    """Follow a job to its end, or all of its parts to theirs, while the poller runs. Returns the target as it has
+    turned out to be, why it may have parts of which nobody told ("" for no reason), and the truth about each id."""
+    truths = await _truths(target, poller, seen, ended)
+    if all(truth.standing != "several" for truth in truths.values()):
+        return target, "", truths
+    parts = await find_parts(target.jobid)  # nobody had told that it has parts
+    target = target.of_parts(parts)
+    return target, parts.why, await _truths(target, poller, seen, ended)
+
+
+async def _truths(
+    target: Target, poller: Poller, seen: Callable[[str, Seen], object], ended: Callable[[str, Truth], object]
+) -> dict[str, Truth]:
+    async def end(jobid: str) -> Truth:
+        truth = await poller.follow(jobid, lambda now: seen(jobid, now)).end()
+        if truth.standing != "several":
+            ended(jobid, truth)
+        return truth
+
+    async with asyncio.TaskGroup() as group:
+        ends = {jobid: group.create_task(end(jobid)) for ids in target.units.values() for jobid in ids}
+    return {jobid: task.result() for jobid, task in ends.items()}
 
 
 async def sealed_before(target: Target, client: Asked) -> Sealed | None:
@@ -147,7 +178,7 @@ class Wait:
                     for task in (judging, *helpers):
                         task.cancel()
         except BaseExceptionGroup as group_of_errors:
-            raise _first(group_of_errors) from None
+            raise first_error(group_of_errors) from None
         return None if judging.cancelled() else judging.result()
 
     def _helpers(self) -> list[Coroutine[Any, Any, None]]:
@@ -163,12 +194,18 @@ class Wait:
         return judged
 
     async def _judge_job(self) -> Sealed:
-        truths = await self._truths(self._target)
-        if any(truth.standing == "several" for truth in truths.values()):  # nobody had told that it has parts
-            parts = await self._parts(self._target.jobid)
-            self._target, self._doubt = self._target.of_parts(parts), parts.why
-            truths = await self._truths(self._target)
+        self._target, self._doubt, truths = await job_end(
+            self._target, self._poller, self._parts, self._seen, self._ended
+        )
         return await self._sealed(truths, self._patience + SEAL_MARGIN)
+
+    def _seen(self, jobid: str, seen: Seen) -> None:
+        self._teller.seen(jobid, seen)
+        self._looks.wake()
+
+    def _ended(self, jobid: str, truth: Truth) -> None:
+        self._teller.ended(jobid, truth)
+        self._looks.wake()
 
     async def _sealed(self, truths: Mapping[str, Truth], limit: float) -> Sealed:
         """The receipts of all units, and of an array the judgement over them."""
@@ -188,21 +225,6 @@ class Wait:
         doubts = [self._doubt] if self._doubt and not self._target.array else []
         return seal_job(unit, truths, self._patience, run_dirs=sorted(ours) or None, doubts=doubts)
 
-    async def _truths(self, target: Target) -> dict[str, Truth]:
-        """The truth about each id of the target, when all of them have ended."""
-        ids = [jobid for of_unit in target.units.values() for jobid in of_unit]
-        follows = {jobid: self._poller.follow(jobid, self._changed(jobid)) for jobid in ids}
-        async with asyncio.TaskGroup() as group:
-            ends = {jobid: group.create_task(self._end(jobid, follow)) for jobid, follow in follows.items()}
-        return {jobid: task.result() for jobid, task in ends.items()}
-
-    async def _end(self, jobid: str, follow: Follow) -> Truth:
-        truth = await follow.end()
-        if truth.standing != "several":
-            self._teller.ended(jobid, truth)
-        self._looks.wake()
-        return truth
-
     async def _judge_local(self) -> Sealed:
         await self._over.wait()
         return Sealed([await in_thread(_local, path, limit=SEAL_MARGIN) for path in self._follower.runs])
@@ -215,13 +237,6 @@ class Wait:
             self._near.put_nowait(None)
             if all(run.over for run in self._follower.runs.values()):
                 self._over.set()
-
-    def _changed(self, jobid: str) -> Callable[[Seen], None]:
-        def changed(seen: Seen) -> None:
-            self._teller.seen(jobid, seen)
-            self._looks.wake()
-
-        return changed
 
     async def _hurry(self) -> None:
         """The end of a job is near when its run is over."""
@@ -250,7 +265,7 @@ def _local(directory: str) -> Document:
     return run_document(directory)[0]
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """What broke first: the others are its consequences."""
     error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+    return first_error(error) if isinstance(error, BaseExceptionGroup) else error

@@ -90,10 +90,14 @@ class Waits:
         self.jobs = jobs
         self.all: list[Waiting] = []
 
+    def start(self, *arguments: str, **more: Any) -> Waiting:
+        """`allocctl`, with any verb."""
+        self.all.append(Waiting(self.jobs, *arguments, **more))
+        return self.all[-1]
+
     def wait(self, *arguments: str, **more: Any) -> Waiting:
         """`allocctl wait`."""
-        self.all.append(Waiting(self.jobs, "wait", *arguments, **more))
-        return self.all[-1]
+        return self.start("wait", *arguments, **more)
 
     def submit(self, plan: Path, *arguments: str, sbatch: tuple[str, ...] = (), **more: Any) -> Waiting:
         """`allocctl submit --wait`."""
@@ -106,8 +110,7 @@ class Waits:
             str(plan),
             *(("--", *sbatch) if sbatch else ()),
         )
-        self.all.append(Waiting(self.jobs, *words, **more))
-        return self.all[-1]
+        return self.start(*words, **more)
 
     @property
     def base(self) -> Path:
@@ -384,3 +387,20 @@ def test_a_heterogeneous_job(jobs: Jobs, waits: Waits) -> None:
     assert f"{job}+1: " in it.stderr
     sealed = json.loads((waits.base / f"{job}/receipt.json").read_text())
     assert [part["jobid"] for part in sealed["components"]] == [f"{job}+0", f"{job}+1"]
+
+
+# --- logs ------------------------------------------------------------------------------------------------------------
+
+
+def test_logs_of_a_job_that_has_no_run_yet(jobs: Jobs, waits: Waits, cluster: Cluster) -> None:
+    """They are waited for, and followed until the job is over."""
+    job = jobs.allocctl("submit", "--dir", str(waits.base), str(serving(jobs, LATER)), "--", "--hold").stdout.strip()
+    it = waits.start("logs", "-f", job, "--rank", "1", "--kind", "out")
+    it.says(f"{job}: PENDING (JobHeldUser)")
+    cluster.run(["scontrol", "release", job], check=True)
+    it.prints("rank-1.client.out: one\n")
+    log = waits.base / job / "logs/rank-1.client.out"
+    log.rename(log.with_suffix(".out.1"))
+    (waits.base / job / "go").touch()
+    assert it.end() == 0, it
+    assert it.stdout.splitlines() == [f"rank-1.client.out: {text}" for text in ("one", "two", "three")]

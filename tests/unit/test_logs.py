@@ -7,13 +7,16 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from supervisor.cli.logs import BLOCK, LONG, Follower
 from supervisor.cli.main import main
+from supervisor.runs.growing import LEAST, LONG, LOOK
 from tests.faults.local import ALLOCCTL, LIMIT, until
+from tests.unit.test_follow import append, line, opening
 
 Out = Callable[[], bytes]
 
@@ -23,7 +26,14 @@ def run_dir(tmp_path: Path) -> Path:
     """A run whose engine is this process: it holds the directory open (see `alive`)."""
     directory = tmp_path / "run"
     (directory / "logs").mkdir(parents=True)
-    (directory / "journal.jsonl").write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}) + "\n")
+    ours: dict[str, Any] = {
+        "run_id": "run",
+        "jobid": "local-1",
+        "launcher": "local",
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
+    (directory / "journal.jsonl").write_bytes(line(1, replace(opening("7"), **ours)))
     return directory
 
 
@@ -50,11 +60,6 @@ def log(run_dir: Path, name: str, content: bytes = b"") -> Path:
     path = run_dir / "logs" / name
     path.write_bytes(content)
     return path
-
-
-def append(path: Path, content: bytes) -> None:
-    with path.open("ab") as file:
-        file.write(content)
 
 
 # --- printing ------------------------------------------------------------------------------------------------------
@@ -95,7 +100,8 @@ def test_for_programs(run_dir: Path, out: Out) -> None:
     log(run_dir, "rank-0.a.out", "größer\n".encode() + b"\xff")
     assert main(["logs", str(run_dir), "--json"]) == 0
     lines = [json.loads(line) for line in out().splitlines()]
-    assert lines == [{"schema_version": 1, "file": "rank-0.a.out", "text": text} for text in ("größer", "\ufffd")]
+    expected = {"schema_version": 1, "run": "run", "file": "rank-0.a.out"}
+    assert lines == [{**expected, "text": text} for text in ("größer", "\ufffd")]
 
 
 def test_a_log_without_lines_is_printed_in_pieces(run_dir: Path, out: Out) -> None:
@@ -104,7 +110,7 @@ def test_a_log_without_lines_is_printed_in_pieces(run_dir: Path, out: Out) -> No
     assert main(["logs", str(run_dir)]) == 0
     pieces = out().splitlines()
     assert sum(len(piece) - len(b"rank-0.a.out: ") for piece in pieces) == 4 * LONG
-    assert max(map(len, pieces)) <= LONG + BLOCK + 20
+    assert max(map(len, pieces)) <= LONG + max(LEAST, LOOK) + 20
 
 
 def test_a_log_that_a_job_replaced_by_a_link_is_not_followed(run_dir: Path, out: Out, tmp_path: Path) -> None:
@@ -112,51 +118,6 @@ def test_a_log_that_a_job_replaced_by_a_link_is_not_followed(run_dir: Path, out:
     (run_dir / "logs/rank-0.a.out").symlink_to(tmp_path / "secret")
     assert main(["logs", str(run_dir)]) == 0
     assert out() == b""
-
-
-# --- following, look by look ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def follower(run_dir: Path) -> Follower:
-    return Follower(str(run_dir), None, None, False)
-
-
-def test_each_look_prints_whole_lines_once(run_dir: Path, out: Out, follower: Follower) -> None:
-    path = log(run_dir, "rank-0.a.out", b"one\ntw")
-    follower.print_new()
-    follower.print_new()
-    assert out() == b"rank-0.a.out: one\n"
-    append(path, b"o\nthree")
-    follower.print_new()
-    assert out() == b"rank-0.a.out: two\n"
-    follower.print_rest()
-    follower.print_rest()
-    assert out() == b"rank-0.a.out: three\n"
-
-
-@pytest.mark.parametrize("how", ["truncated", "replaced"])
-def test_a_log_that_begins_again(run_dir: Path, out: Out, follower: Follower, how: str) -> None:
-    """What was printed of a line that never ended stays a line of its own."""
-    path = log(run_dir, "rank-0.a.out", b"old line\nold rest that is long")
-    follower.print_new()
-    if how == "replaced":
-        path.with_name("new").write_bytes(b"")
-        path.with_name("new").rename(path)
-    else:
-        os.truncate(path, 0)
-    append(path, b"new\n")
-    follower.print_new()
-    assert out().decode().splitlines() == [
-        f"rank-0.a.out: {text}" for text in ("old line", "old rest that is long", "new")
-    ]
-
-
-def test_a_log_that_comes_later(run_dir: Path, out: Out, follower: Follower) -> None:
-    follower.print_new()
-    log(run_dir, "rank-0.a.out", b"late\n")
-    follower.print_new()
-    assert out() == b"rank-0.a.out: late\n"
 
 
 # --- following to the end ------------------------------------------------------------------------------------------
@@ -210,3 +171,20 @@ def test_a_run_without_logs(run_dir: Path, capsys: pytest.CaptureFixture[str]) -
     (run_dir / "logs").rmdir()
     assert main(["logs", str(run_dir)]) == 69
     assert "no such logs" in capsys.readouterr().err
+
+
+def test_a_rank_that_the_run_does_not_have(
+    run_dir: Path, alive: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["logs", "-f", str(run_dir), "--rank", "2"]) == 69
+    assert "no such rank: it has 2" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_left_ends_the_following(run_dir: Path, alive: Callable[[], None]) -> None:
+    path = log(run_dir, "rank-0.a.out", b"one\n")
+    with subprocess.Popen([ALLOCCTL, "logs", "-f", str(run_dir)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"rank-0.a.out: one\n"
+        process.stdout.close()
+        append(path, b"two\n")
+        assert process.wait(LIMIT) == 1
