@@ -36,6 +36,8 @@ from supervisor.core.truth import Truth, decide
 
 FINAL_AFTER: Final = 600.0  # seconds
 
+_WITHOUT: Final = SACCT_FIELDS.index("Partition")  # fields of the query before partitions were asked for
+
 SAVE_IT: Final = f"sacct -P -D -j JOBID -o {','.join(SACCT_FIELDS)}"
 """What to type for a text that can be judged."""
 
@@ -108,7 +110,7 @@ def recognize(saved: SavedText) -> Reading:
     header = text.partition("\n")[0].rstrip("|").split("|")
     if {"State", "ExitCode"} <= set(header) and {"JobID", "JobIDRaw"} & set(header):
         return _reading(saved, "sacct", _table, text)
-    if re.match(r"\d+[^|]*\|", text) and text.partition("\n")[0].count("|") == len(SACCT_FIELDS) - 1:
+    if re.match(r"\d+[^|]*\|", text) and len(text.partition("\n")[0].split("|")) in (_WITHOUT, len(SACCT_FIELDS)):
         return Reading(saved, "sacct", text + "\n")
     raise Unreadable(
         f"{saved.name} is neither sacct's table with a header nor `scontrol show job`: save it by `{SAVE_IT}`"
@@ -167,7 +169,9 @@ def _own_row(row: dict[str, str]) -> str:
     if not row.get("JobIDRaw"):
         whole, dot, step = display.partition(".")
         row = {**row, "JobIDRaw": re.split(r"[_+]", whole)[0] + dot + step}
-    return "|".join(row.get(field, "") for field in SACCT_FIELDS) + "\n"
+    # A partition that was not saved is not one that is missing.
+    fields = SACCT_FIELDS if "Partition" in row else SACCT_FIELDS[:_WITHOUT]
+    return "|".join(row.get(field, "") for field in fields) + "\n"
 
 
 # --- scontrol --------------------------------------------------------------------------------------------------------

@@ -48,7 +48,9 @@ class JobRecord:
     `jobid` is the raw id, `display` the id with array task or component (`12_2`, `13+1`). Fields that a
     source does not know are None, () or "". `raw` is the text that decides, as printed (scontrol: its known
     lines joined by spaces). `name` is the user's text: it is told and decides nothing. `stands_for` is not empty
-    where the row is one for several tasks of an array (`12_[3-5%2]`), none of which has begun.
+    where the row is one for several tasks of an array (`12_[3-5%2]`), none of which has begun. `young`: accounting
+    has the job's end before its beginning (for some four seconds after a short job): the row has no partition yet,
+    and shows an array's task or a component under its raw id, as if it were a job.
     """
 
     source: Source
@@ -71,6 +73,7 @@ class JobRecord:
     restarts: int | None = None
     name: str = ""
     stands_for: str = ""
+    young: bool = False
 
     @property
     def terminal(self) -> bool:
@@ -122,10 +125,14 @@ SACCT_FIELDS: Final = (
     "User",
     "Cluster",
     "NodeList",
+    "Partition",
 )
 """Fields that sacct of 21.08 to 25.05 knows and that no user writes. `Restarts` is younger, names are free
 text.
 """
+
+_EARLIER_FIELDS: Final = SACCT_FIELDS[:-1]
+"""Answers that were saved before the partition was asked for are read as well."""
 
 
 def sacct_argv(jobids: Iterable[str], cluster: str | None = None, *, steps: bool = True) -> list[str]:
@@ -213,9 +220,9 @@ def _age(record: JobRecord) -> tuple[float, float]:
 
 def _sacct_row(line: str) -> dict[str, str]:
     fields = line.split("|")
-    if len(fields) != len(SACCT_FIELDS) or not re.fullmatch(r"\d+(\.[\w+]+)?", fields[0]):
+    if len(fields) not in (len(SACCT_FIELDS), len(_EARLIER_FIELDS)) or not re.fullmatch(r"\d+(\.[\w+]+)?", fields[0]):
         raise Unreadable(f"sacct printed a line of another shape than asked for: {line[:200]!r}")
-    return dict(zip(SACCT_FIELDS, fields, strict=True))
+    return dict(zip(SACCT_FIELDS, fields, strict=False))
 
 
 def _sacct_job(row: dict[str, str], line: str) -> JobRecord:
@@ -234,6 +241,7 @@ def _sacct_job(row: dict[str, str], line: str) -> JobRecord:
         cluster=row["Cluster"],
         nodes=_nodes(row["NodeList"]),
         raw=line,
+        young=row.get("Partition") == "",
     )
 
 

@@ -16,7 +16,8 @@ and the absence of a job proves nothing. The rules:
   after which a site may requeue (PREEMPTED, NODE_FAIL, ...) need the controller's word besides: present or
   absent.
 - Success is COMPLETED with 0:0 in every agreeing reading. DerivedExitCode and the batch step decide nothing.
-- A plain id that names a whole array or heterogeneous job proves nothing about it: its parts have records.
+- A plain id that names a whole array or heterogeneous job proves nothing about it: its parts have records. A young row
+  of accounting's shows a part as if it were a job: it counts beside the controller's record only.
 - Anything else is a doubt, which is neither success nor failure; it says why, in a sentence.
 
 Everything is pure: the same answers give the same truth, today or from a receipt.
@@ -202,6 +203,13 @@ class _Case:
 
     def _accounting(self) -> Truth:
         record = _record(self.book)
+        if record.young:
+            return self._doubt(
+                "unconfirmed",
+                record,
+                f"accounting's row ({record.words}) has no partition yet: it may be of one part of a job, and the "
+                "controller does not say what it is",
+            )
         # The controller's last word is missing, or is of a time before the end that accounting recorded.
         if _kind(self.live) in ("none", "alive"):
             failed = any(answer.source == "scontrol" and answer.outcome == "failed" for answer in self.answers)

@@ -12,7 +12,7 @@ from tests.unit.test_truth import SHOWN
 
 ROW = "7|{state}|{code}|0:0|7|1000|1001|1002|ann|c|node1\n"
 STEP = "7.0|FAILED|3:0||7.0|1001|1001|1002||c|node1\n"
-HEADER = "|".join(SACCT_FIELDS) + "\n"
+HEADER = "|".join(SACCT_FIELDS[:-1]) + "\n"
 DEFAULT = "JobID|JobName|Partition|Account|AllocCPUS|State|ExitCode\n"
 SOON, OLD = 1002.0 + FINAL_AFTER - 1, 1002.0 + FINAL_AFTER
 
@@ -39,6 +39,7 @@ def truth(*texts: str, written: float = SOON, jobid: str = "7") -> Truth:
         ((row(), shown()), "settled", 4),
         ((HEADER + row() + STEP, shown()), "settled", 4),
         ((shown(), row()), "settled", 4),
+        ((row().replace("\n", "|main\n"), shown()), "settled", 4),
         ((row(), one_line(shown())), "settled", 4),
         ((row("COMPLETED", "0:0"), shown("COMPLETED", "0:0")), "settled", 0),
         ((row("FAILED", "9:0"), shown("FAILED", "137:0")), "settled", 137),
@@ -72,6 +73,8 @@ def test_what_texts_prove(texts: tuple[str, ...], standing: str, code: int) -> N
         (row(), OLD, "settled"),
         (row(), SOON, "unconfirmed"),
         (row("COMPLETED", "0:0"), OLD, "settled"),
+        (row().replace("\n", "|main\n"), OLD, "settled"),
+        (row().replace("\n", "|\n"), OLD, "unconfirmed"),  # it may be one part of a job
         (row().replace("|1002|", "|Unknown|"), OLD, "unconfirmed"),
         (row("NODE_FAIL", "0:0"), OLD, "unasked"),  # it may have been queued again
         (shown(), OLD, "unconfirmed"),  # the controller's record of an old job is not old

@@ -125,6 +125,12 @@ def test_a_task_without_a_row_is_read_from_the_row_that_stands_for_it() -> None:
     assert parse_sacct_ids(text) == ("12_1", "12_[1-4%2]")
 
 
+def test_a_row_without_its_partition_is_young() -> None:
+    # Seen for four seconds after a short array: its last task under the array's own id, as if it were a job.
+    records = [parse_sacct(row() + end, "7").record for end in ("", "|main", "|")]
+    assert [record is not None and record.young for record in records] == [False, False, True]
+
+
 def test_a_state_without_its_end_is_not_finished() -> None:
     # Seen after slurmdbd came back: FAILED|0:0 with End Unknown, seconds later FAILED|4:0.
     text = row(state="FAILED", end="Unknown") + "\n" + row("7.0", derived="", end="Unknown")
@@ -138,7 +144,7 @@ def test_a_state_without_its_end_is_not_finished() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        row() + "|x",
+        row() + "|main|x",
         row().rpartition("|")[0],
         "JobState=COMPLETED ExitCode=0:0",
         "7 COMPLETED 0:0",

@@ -429,3 +429,28 @@ def test_a_row_that_stands_for_several_tasks(answers: list[Answer], expected: tu
     if truth.settled:
         assert "all tasks that never began (7_[1-4%2])" in " ".join(truth.notes)
         assert truth.outcome_line.startswith("7|CANCELLED by 0|")
+
+
+# --- a row that is not complete ---
+
+
+def young(state: str = "COMPLETED", code: str = "0:0") -> Answer:
+    """What accounting shows for some seconds of a job whose end it has, and not the beginning."""
+    return asked("sacct", f"7|{state}|{code}|0:0|7|1000|1001|1002|ann|c|node1|\n")
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        # It may be the last task of an array: the controller would tell.
+        ([young(), NO_JOB] * 3, ("unconfirmed", 75)),
+        ([young(), LIVE_DOWN] * 3, ("unconfirmed", 75)),
+        ([young()] * 3, ("unconfirmed", 75)),
+        ([young(), live("COMPLETED")], ("settled", 0)),
+        ([young("FAILED", "9:0"), live("FAILED", "137:0")], ("settled", 137)),
+        ([young(), book("COMPLETED"), NO_JOB], ("settled", 0)),
+    ],
+)
+def test_a_young_row_counts_beside_the_controllers_word_only(answers: list[Answer], expected: tuple[str, int]) -> None:
+    truth = decide("7", answers)
+    assert (truth.standing, truth.code) == expected
