@@ -117,7 +117,7 @@ class Slurm:
             return Queue(("squeue",), "then", None, problem="squeue did not answer within 5 s")
         states = {jobid: self.state(jobid, self.now) for jobid in jobids}
         text = "".join(
-            f"{j}|{j}|{m.state}|{m.submit}|N/A|N/A|1000|{m.restarts}|{m.reason}|\n" for j, m in states.items() if m
+            f"{raw(j)}|{j}|{m.state}|{m.submit}|N/A|N/A|1000|{m.restarts}|{m.reason}|\n" for j, m in states.items() if m
         )
         return Queue(("squeue",), "then", 0, text, rows={row.display: row for row in parse_squeue_jobs(text)})
 
@@ -132,8 +132,9 @@ class Slurm:
     def _rows(self, jobid: str) -> str:
         """Accounting's rows: an incarnation each, as it was `lag` seconds ago."""
         last = {m.restarts: m for m in self.jobs[jobid] if m.at <= self.now - self.lag}
+        ends = {True: "1002", False: "Unknown"}
         return "".join(
-            f"{jobid}|{m.state}|{m.code}|0:0|{jobid}|{m.submit}|1001|{'1002' if m.over else 'Unknown'}|ann|c|node1\n"
+            f"{raw(jobid)}|{m.state}|{m.code}|0:0|{jobid}|{m.submit}|1001|{ends[m.over]}|ann|c|node1\n"
             for m in last.values()
         )
 
@@ -156,6 +157,12 @@ class Slurm:
     def times(self, command: str) -> list[float]:
         """When that was asked."""
         return [at for at, name, _ in self.asked if name == command]
+
+
+def raw(jobid: str) -> str:
+    """The raw id of a task: 7_2 has 702."""
+    job, mark, task = jobid.partition("_")
+    return f"{job}{int(task):02}" if mark else job
 
 
 def answer(

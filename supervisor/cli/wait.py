@@ -135,10 +135,10 @@ def wait_for(target: Target, options: Options) -> int:
         return _left(target, options, teller, printer)
     except KeyboardInterrupt:  # before or after the loop, which has handlers of its own
         return _left(target, options, teller, printer)
-    except Unreadable as error:
-        return _refuse(options, printer, str(error), codes.UNVERIFIABLE)
     except OSError as error:
         return _refuse(options, printer, sentence(error), codes.UNVERIFIABLE)
+    except (Unreadable, ValueError) as error:  # what lies in the run's directory is not what an engine writes
+        return _refuse(options, printer, str(error), codes.UNVERIFIABLE)
     finally:
         printer.close()
 

@@ -166,7 +166,7 @@ class Wait:
 
     async def run(self, timeout: float | None = None) -> Sealed | None:  # noqa: ASYNC109 - past it one leaves, no error
         """What is sealed at the end; None when one left before, or `timeout` seconds have passed. Raises OSError,
-        Unreadable."""
+        Unreadable, ValueError."""
         try:
             async with asyncio.TaskGroup() as group:
                 judging = group.create_task(self._judge())
@@ -190,7 +190,7 @@ class Wait:
     async def _judge(self) -> Sealed:
         judged = await (self._judge_local() if self._target.local else self._judge_job())
         if trouble := await self._looks.drain(self._drain):
-            judged.trouble.append(trouble)
+            self._teller.say(trouble)
         return judged
 
     async def _judge_job(self) -> Sealed:

@@ -32,7 +32,7 @@ def opening(run_id: str, jobid: str | None = None, run_dir: str = "/run") -> ev.
 
 
 def line(seq: int, event: ev.Event) -> bytes:
-    record = {"seq": seq, "utc": "2026-01-01T00:00:00Z", "at": 10.0 + seq, **ev.encode(event)}
+    record = {"seq": seq, "utc": "1970-01-01T00:16:41Z", "at": 10.0 + seq, **ev.encode(event)}
     return json.dumps(record).encode() + b"\n"
 
 
