@@ -231,6 +231,40 @@ def test_without_accounting_the_controller_decides_and_without_both_nobody(jobs:
     assert second.receipt("receipt.json") == document
 
 
+def test_a_job_that_the_controller_forgot_while_accounting_was_away(jobs: Jobs) -> None:
+    """MinJobAge (10 s here) passes while slurmdbd is down: nobody can say how it ended, until accounting is back."""
+    cluster = jobs.cluster
+    cluster.stop_slurmdbd()
+    jobid = cluster.sbatch("exit 4")
+    code, document = verify(jobs, str(jobid), "--wait")
+    assert (code, document["slurm"]["source"], document["verdict"]["final"]) == (4, "scontrol", True)
+    cluster.wait_for(lambda: not cluster.job(jobid), "the controller to forget the job", 40)
+    code, document = verify(jobs, str(jobid), "--patience", "0.5")
+    assert (code, document["slurm"]["standing"]) == (75, "unasked")
+    assert "the controller does not know the job (any more)" in document["verdict"]["summary"]
+    cluster.start_slurmdbd()
+    cluster.wait_for(lambda: bool(cluster.sacct(jobid)), "slurmctld to send what it has kept", 60)
+    code, document = verify(jobs, str(jobid))
+    assert (code, document["slurm"]["source"]) == (4, "sacct")
+
+
+def test_a_controller_that_is_started_anew_is_waited_for_and_that_is_said(jobs: Jobs) -> None:
+    cluster, go = jobs.cluster, jobs.directory / "go"
+    jobid = cluster.sbatch(f"until [ -e {go} ]; do sleep 0.05; done; exit 4")
+    cluster.wait_state(jobid, "RUNNING")
+    cluster.stop_slurmctld()
+    argv, pipe = [ALLOCCTL, "verify", str(jobid), "--wait", "--patience", "60"], subprocess.PIPE
+    with subprocess.Popen(argv, env=jobs.env, cwd=jobs.directory, stdout=pipe, stderr=pipe, text=True) as waiting:
+        assert waiting.stderr is not None
+        said = waiting.stderr.readline()
+        go.touch()
+        cluster.start_slurmctld()
+        out, _ = waiting.communicate(timeout=60)
+    assert "scontrol did not answer within 5 s: asking again, for up to 60 s" in said or "scontrol ended with 1" in said
+    assert waiting.returncode == 4, out
+    assert out.startswith(f"{jobid}: failure 4 (slurm): ")
+
+
 # --- what is not fit to start --------------------------------------------------------------------------------------
 
 
