@@ -104,21 +104,26 @@ def _from_files(args: argparse.Namespace) -> Sealed:
 
 def _sealed(args: argparse.Namespace) -> Sealed:
     """The sealed document of each run of the job (or of the job alone), and what could not be saved."""
-    from supervisor.runs.sealing import Sealed, find_runs, seal_array, seal_job, sealed_already
+    from supervisor.runs.sealing import Sealed, find_runs, on_cluster, seal_array, seal_job, sealed_already
 
     target, asked_for = _target(args)
-    jobid = target.jobid
-    if not jobid[0].isdecimal():
+    if not target.jobid[0].isdecimal():
         return Sealed([read_receipt(path, "receipt.run.json") or fold_document(path) for path in asked_for])
+    named = args.cluster or target.cluster
+
+    def runs_of(jobid: str) -> list[str]:
+        return asked_for or [path for path in find_runs(jobid) if on_cluster(path, named)]
+
     if target.tasks is None:
-        run_dirs = asked_for or find_runs(jobid)
-        if (before := sealed_already(jobid, run_dirs)) and (asked_for or not _came_again(args, target, run_dirs)):
+        run_dirs = runs_of(target.jobid)
+        before = sealed_already(target.jobid, run_dirs)
+        if before and (asked_for or not _came_again(args, target, run_dirs)):
             return before
     parts, truths = _ask(args, target)
     if parts.kind == "array":
-        return seal_array(jobid, truths, args.patience, parts.why)
+        return seal_array(parts.jobid, truths, args.patience, parts.why)
     doubts = [parts.why] if parts.why else []
-    return seal_job(jobid, list(truths.values()), args.patience, run_dirs=asked_for or None, doubts=doubts)
+    return seal_job(parts.jobid, list(truths.values()), args.patience, run_dirs=runs_of(parts.jobid), doubts=doubts)
 
 
 # --- which job, which runs -----------------------------------------------------------------------------------------
@@ -184,9 +189,19 @@ class _Asking:
         if not tasks and not components:
             truth = await self.one(jobid, wait, patience)
             if truth.standing != "several":
-                return Parts(jobid, "single", (jobid,)), {jobid: truth}
+                return await self._by_its_name(truth, wait, patience)
         parts = await list_parts(self._client, jobid, tasks=tasks, components=components)
         return parts, await self._many(parts.names, wait, patience)
+
+    async def _by_its_name(self, truth: Truth, wait: bool, patience: float) -> tuple[Parts, dict[str, Truth]]:
+        """A task or component that was called by its raw id, asked for again by the id that everybody calls it by: its
+        runs and its submission are known by that one."""
+        from supervisor.core.parts import Parts
+
+        jobid = truth.record.display if truth.record is not None and truth.settled else truth.jobid
+        if jobid != truth.jobid:
+            truth = await self.one(jobid, wait, patience)
+        return Parts(jobid, "single", (jobid,)), {jobid: truth}
 
     def _asked_for(self, jobid: str) -> tuple[list[int] | None, int | None]:
         """The tasks and the number of components that the job's submission asked for, as far as that is known."""

@@ -170,6 +170,7 @@ def sealed_receipt(
         "slurm": truth.to_dict(),
         "components": [each.to_dict() for each in truths] if len(truths) > 1 else [],
         "steps": [step.raw for each in truths for step in each.steps],
+        "steps_compared": {"by_id": len(_steps_seen(run)[0]), "by_count": len(_steps_seen(run)[1])},
         "disagreements": [*steps.contradictions, *steps.unconfirmed, *_renamings(truths, known)],
         "known": asdict(known),
         "doubts": list(doubts),
@@ -201,12 +202,15 @@ def _renamings(truths: Sequence[Truth], known: Known) -> list[str]:
 
 
 def _compare_steps(run: Document | None, truths: Sequence[Truth]) -> StepComparison:
-    """Our own steps: what accounting says against what the engine saw. Of a rank without an agent nobody knows which
-    step is its own."""
+    """Our own steps: what accounting says against what the engine saw."""
+    return compare_steps([step for truth in truths for step in truth.steps], *_steps_seen(run))
+
+
+def _steps_seen(run: Document | None) -> tuple[dict[str, int], list[int]]:
+    """The codes that the engine saw: by the steps' ids, and of ranks without an agent, whose steps nobody knows."""
     ends = [(rank.get("step"), rank.get("returncode")) for rank in (run or {}).get("ranks", ())]
-    seen = {str(step): code for step, code in ends if step is not None and isinstance(code, int) and code >= 0}
-    unnamed = [code for step, code in ends if step is None and isinstance(code, int) and code >= 0]
-    return compare_steps([step for truth in truths for step in truth.steps], seen, unnamed)
+    told = [(step, code) for step, code in ends if isinstance(code, int) and code >= 0]
+    return {str(step): code for step, code in told if step is not None}, [code for step, code in told if step is None]
 
 
 def evidence_from(run: Document) -> Evidence:

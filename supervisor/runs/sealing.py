@@ -214,6 +214,11 @@ def _opening(run_dir: str) -> Document:
     return dict(opening)
 
 
+def on_cluster(run_dir: str, cluster: str | None) -> bool:
+    """Whether a run can have been on the named cluster (None: any). Raises Unreadable."""
+    return cluster is None or _opening(run_dir).get("cluster") in ("", None, cluster)
+
+
 def stranger(run_dir: str, truth: Truth) -> str | None:
     """Why a run that bears the job's id is not of the job that Slurm's record tells of. Raises Unreadable."""
     opening = _opening(run_dir)

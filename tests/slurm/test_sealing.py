@@ -121,5 +121,6 @@ def test_without_agents_the_steps_are_counted(jobs: Jobs) -> None:
     run.ended_steps(2)
     code, document = verify(jobs, str(run.jobid))
     assert [rank["step"] for rank in document["run"]["ranks"]] == [None, None]
-    assert code == document["verdict"]["code"]
+    assert (code, document["verdict"]["outcome"]) == (0, "success"), document["verdict"]
+    assert document["steps_compared"] == {"by_id": 0, "by_count": 2}
     assert not [text for text in document["disagreements"] if "without an agent" in text]

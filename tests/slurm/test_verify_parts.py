@@ -52,6 +52,11 @@ def test_an_array_of_eight_with_two_failures(jobs: Jobs) -> None:
     code, document = verify(jobs, f"{jobid}_[1-2,4]")
     assert (code, document["counts"]["parts"], document["verdict"]["summary"]) == (0, 3, "3 of 3 tasks succeeded")
     assert verify(jobs, f"{jobid}_6")[0] == 9
+    # By its raw id it is the same task; on another cluster it is nobody's.
+    raw = document["receipts"][0]["slurm"]["raw"].partition("|")[0].removeprefix("JobId=").split()[0]
+    code, document = verify(jobs, raw)
+    assert (code, document["run_id"], document["jobid"]) == (0, f"{jobid}_1", f"{jobid}_1")
+    assert verify(jobs, f"{jobid}_1;nowhere", "--patience", "0.5")[1]["jobid"] == f"{jobid}_1"
 
 
 def test_tasks_that_were_cancelled_while_they_waited(jobs: Jobs) -> None:

@@ -707,7 +707,7 @@ def test_an_array_task_is_found_by_its_own_number(bench: Bench) -> None:
     bench.slurm.scontrol(UNKNOWN)
     run_dir = bench.make_run("6_1", jobid="6_1", failures=(failed(5),))
     document = bench.verify()
-    assert (document["jobid"], document["run_id"], document["verdict"]["code"]) == ("7", "6_1", 5)
+    assert (document["jobid"], document["run_id"], document["verdict"]["code"]) == ("6_1", "6_1", 5)
     assert (run_dir / "receipt.json").exists()
 
 
@@ -730,6 +730,17 @@ def test_a_cluster_is_named_by_an_option_or_in_the_id(bench: Bench) -> None:
         document = bench.verify(*arguments)
         assert (document["jobid"], document["verdict"]["code"]) == ("7", 5)
         assert all("--clusters=east" in answer["argv"] for answer in document["slurm"]["answers"])
+
+
+def test_what_is_sealed_on_one_cluster_is_no_answer_for_another(bench: Bench) -> None:
+    bench.make_run()
+    bench.slurm.sacct(row("COMPLETED"))
+    bench.slurm.scontrol(UNKNOWN)
+    assert bench.verify("7;cluster")["run_id"] == "7"
+    bench.slurm.sacct(NOTHING)
+    bench.slurm.scontrol(REFUSED)
+    assert bench.verify("7")["verdict"]["code"] == bench.verify("7;cluster")["verdict"]["code"] == 0
+    assert bench.verify("7;west")["verdict"]["code"] == 75
 
 
 def test_an_interrupted_wait_says_that_the_job_goes_on(bench: Bench) -> None:
