@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.bench import calls, costs, ends, files
+from tests.bench import calls, costs, ends, files, waits
 from tests.bench.stage import RANKS, Stage, environment, see_first
 from tests.bench.table import Row, render
 from tests.cluster import Cluster
@@ -22,7 +22,12 @@ from tests.slurm.jobs import Jobs
 
 Bench = Callable[[Stage], list[Row]]
 
-ON_A_CLUSTER: dict[str, Bench] = {"failure": ends.failure, "overhead": ends.overhead, "look": calls.look}
+ON_A_CLUSTER: dict[str, Bench] = {
+    "failure": ends.failure,
+    "overhead": ends.overhead,
+    "look": calls.look,
+    "waiting": waits.waiting,
+}
 ON_THIS_MACHINE: dict[str, Bench] = {
     "marker": files.marker,
     "artifact": files.artifact,
