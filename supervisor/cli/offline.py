@@ -34,7 +34,7 @@ def judge_files(paths: list[str], job: str, write_outcome: bool) -> Sealed:
         sealed = _array(target.jobid, names, doubt, readings)
     else:
         sealed = _job(target.jobid, names, doubt, readings)
-    sealed.document["evidence"] = describe(names[0] if len(names) == 1 else target.jobid, readings)
+    sealed.document["evidence"] = describe(names, readings)
     if write_outcome:
         _write_outcomes(target.jobid, sealed)
     return sealed

@@ -270,5 +270,7 @@ def _print_one(document: Document, brief: bool) -> None:
     name = document.get("run_id") or document["jobid"]
     tell(f"{name}: {verdict['outcome']} {verdict['code']} ({verdict['origin']}): {verdict['summary']}")
     notes = (document.get("slurm") or {}).get("notes", ())
-    for text in dict.fromkeys(() if brief else (*verdict["because"], *notes, *document.get("disagreements", ()))):
-        tell(f"  {text}")
+    told = () if brief else (*verdict["because"], *notes, *document.get("disagreements", ()))
+    for text in dict.fromkeys(told):
+        if text != verdict["summary"]:
+            tell(f"  {text}")

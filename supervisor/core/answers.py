@@ -22,6 +22,10 @@ from supervisor.core.slurm_records import JobRecord, StepRecord, parse_sacct, pa
 
 Outcome = Literal["record", "absent", "failed"]
 
+SAVED: Final = "saved"
+LONG_OVER: Final = "long over"
+"""In place of a command line, words for a text that nobody asked for now."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -45,6 +49,11 @@ class Answer:
     record: JobRecord | None = None
     steps: tuple[StepRecord, ...] = ()
     incarnations: int = 0
+
+    @property
+    def long_over(self) -> bool:
+        """Whether this is a saved text whose record had ended long before it was written: see `saved_text.py`."""
+        return self.argv[:1] == (SAVED,) and self.argv[-1] == LONG_OVER
 
     def to_dict(self) -> dict[str, Any]:
         """What was asked and printed, as plain data for a receipt; `outcome` and `problem` are for readers

@@ -24,14 +24,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from supervisor.core.answers import Answer, read_answer
+from supervisor.core.answers import LONG_OVER, SAVED, Answer, read_answer
 from supervisor.core.parts import Parts, parts_of
 from supervisor.core.slurm import Source, Unreadable, agrees, parse_job_id
-from supervisor.core.slurm_records import SACCT_FIELDS, parse_sacct_ids, share_sacct
+from supervisor.core.slurm_records import SACCT_FIELDS, JobRecord, parse_sacct_ids, share_sacct
 from supervisor.core.truth import Truth, decide
 
 FINAL_AFTER: Final = 600.0  # seconds
@@ -78,27 +78,23 @@ class Reading:
         if self.source == "sacct" and not self.problem:
             stdout = share_sacct(stdout, [jobid])[jobid]
         at = datetime.fromtimestamp(self.saved.written, UTC).isoformat(timespec="milliseconds")
-        return read_answer(
+        answer = read_answer(
             source=self.source,
             jobid=jobid,
-            argv=("saved", self.saved.name),
+            argv=(SAVED, self.saved.name),
             at=at,
             returncode=0,
             stdout=stdout,
             stderr="",
             trouble=self.problem,
         )
+        return replace(answer, argv=(*answer.argv, LONG_OVER)) if self._is_final(answer.record) else answer
 
-    def final(self, answer: Answer) -> bool:
+    def _is_final(self, record: JobRecord | None) -> bool:
         """Whether accounting's record had ended so long before the text was written that it is final."""
-        record = answer.record
-        return (
-            self.source == "sacct"
-            and record is not None
-            and record.terminal
-            and record.end is not None
-            and record.end + FINAL_AFTER <= self.saved.written
-        )
+        if self.source != "sacct" or record is None or not record.terminal or record.end is None:
+            return False
+        return record.end + FINAL_AFTER <= self.saved.written
 
 
 def recognize(saved: SavedText) -> Reading:
@@ -222,7 +218,7 @@ def saved_parts(jobid: str, readings: Iterable[Reading]) -> Parts:
         if reading.source == "sacct" and not reading.problem and jobid.isdecimal():
             for display in _display_ids(reading):
                 names = parts_of(jobid, [display], ()).names
-                final = all(reading.final(reading.answer(name)) for name in names)
+                final = all(reading.answer(name).long_over for name in names)
                 booked[display] = booked.get(display, False) or final
     parts = parts_of(jobid, list(booked), () if all(booked.values()) else None)
     if parts.complete:
@@ -239,10 +235,7 @@ def _display_ids(reading: Reading) -> tuple[str, ...]:
 
 def saved_truth(jobid: str, readings: Sequence[Reading]) -> Truth:
     """What the texts prove about one job or part."""
-    answers: list[Answer] = []
-    for reading in sorted(readings, key=lambda reading: reading.saved.written):
-        answer = reading.answer(jobid)
-        answers += [answer] * (2 if reading.final(answer) else 1)
+    answers = [reading.answer(jobid) for reading in sorted(readings, key=lambda reading: reading.saved.written)]
     return decide(jobid, [*answers, *(answer for answer in answers if _seconded(answer, answers))])
 
 
@@ -258,17 +251,20 @@ def _seconded(answer: Answer, answers: Sequence[Answer]) -> bool:
     )
 
 
-def describe(jobid: str, readings: Sequence[Reading]) -> list[str]:
-    """A sentence for each text: what it says of the job, and what that counted for."""
-    sentences = []
-    for reading in readings:
-        answer, name = reading.answer(jobid), reading.saved.name
-        if answer.record is None:
-            what = answer.problem.removeprefix(f"{name}: ") or f"no record of job {jobid}"
-            sentences.append(f"{name} ({reading.source}): {what}")
-            continue
-        end = answer.record.end
-        age = "" if end is None else f", saved up to {reading.saved.written - end:.0f} s after its end"
-        counted = "counts as confirmed" if reading.final(answer) else "one reading, which does not confirm itself"
-        sentences.append(f"{name} ({reading.source}): {answer.record.words}{age}: {counted}")
-    return sentences
+def describe(names: Sequence[str], readings: Sequence[Reading]) -> list[str]:
+    """A sentence for each text: what it says of the job or its parts, and what that counted for."""
+    return [f"{reading.saved.name} ({reading.source}): {_what_it_says(names, reading)}" for reading in readings]
+
+
+def _what_it_says(names: Sequence[str], reading: Reading) -> str:
+    if reading.problem:
+        return reading.problem.removeprefix(f"{reading.saved.name}: ")
+    answers = [reading.answer(name) for name in names]
+    told = [answer for answer in answers if answer.record is not None]
+    old = sum(answer.long_over for answer in told)
+    if len(names) > 1:
+        return f"records of {len(told)} of the {len(names)} parts, of which {old} count as confirmed"
+    if not told or (record := told[0].record) is None:
+        return answers[0].problem or f"no record of job {names[0]}"
+    age = "" if record.end is None else f", saved up to {reading.saved.written - record.end:.0f} s after its end"
+    return f"{record.words}{age}: {'counts as confirmed' if old else 'one reading, which does not confirm itself'}"

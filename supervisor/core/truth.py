@@ -211,7 +211,7 @@ class _Case:
                 "controller does not say what it is",
             )
         # The controller's last word is missing, or is of a time before the end that accounting recorded.
-        if _kind(self.live) in ("none", "alive"):
+        if _kind(self.live) in ("none", "alive") and not self._long_over(record):
             failed = any(answer.source == "scontrol" and answer.outcome == "failed" for answer in self.answers)
             self.notes.append(f"the controller {'could not be' if failed else 'was not'} asked about this end")
             if record.state.returns:
@@ -327,12 +327,16 @@ class _Case:
             return self._doubt("differs", chosen, f"a record contradicts itself: {chosen.words}")
         if chosen.state.word == "REVOKED":
             return self._doubt("elsewhere", chosen, "REVOKED: another cluster of the federation ran the job")
-        if len(agreeing) < 2:
+        if len(agreeing) < 2 and not self._long_over(chosen):
             earlier = [a.record for a in self.answers if a.record and a.record.terminal and a.record not in agreeing]
             if earlier and not _older(earlier[-1], chosen):
                 return self._doubt("differs", chosen, f"readings differ: {earlier[-1].words}, then {chosen.words}")
             return self._doubt("unconfirmed", chosen, f"{chosen.words} was read only once")
         return self._settle(chosen, agreeing)
+
+    def _long_over(self, record: JobRecord) -> bool:
+        """Whether the record was read so long after its end that nothing changes it any more."""
+        return any(answer.long_over and answer.record == record for answer in self.answers)
 
     def _agreeing(self, chosen: JobRecord) -> list[JobRecord]:
         """The terminal records that agree with the chosen one, back to the last that did not."""

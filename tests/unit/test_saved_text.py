@@ -76,7 +76,8 @@ def test_what_texts_prove(texts: tuple[str, ...], standing: str, code: int) -> N
         (row().replace("\n", "|main\n"), OLD, "settled"),
         (row().replace("\n", "|\n"), OLD, "unconfirmed"),  # it may be one part of a job
         (row().replace("|1002|", "|Unknown|"), OLD, "unconfirmed"),
-        (row("NODE_FAIL", "0:0"), OLD, "unasked"),  # it may have been queued again
+        (row("NODE_FAIL", "0:0"), SOON, "unasked"),  # it may be queued again
+        (row("NODE_FAIL", "0:0"), OLD, "settled"),
         (shown(), OLD, "unconfirmed"),  # the controller's record of an old job is not old
     ],
 )
@@ -90,7 +91,7 @@ def test_an_answer_says_what_each_text_counted_for() -> None:
         recognize(SavedText("b.txt", shown(), SOON)),
         recognize(SavedText("c.txt", row().replace("7|", "8|"), SOON)),
     ]
-    assert describe("7", readings) == [
+    assert describe(["7"], readings) == [
         "a.txt (sacct): FAILED 4:0 (sacct), saved up to 600 s after its end: counts as confirmed",
         "b.txt (scontrol): FAILED 4:0 (scontrol), saved up to 599 s after its end: one reading, "
         "which does not confirm itself",
@@ -160,7 +161,10 @@ def test_an_array_that_was_saved_whole() -> None:
     reading = recognize(SavedText("a.txt", text, OLD))
     parts = saved_parts("7", [reading])
     assert (parts.kind, parts.names, parts.complete) == ("array", ("7_1", "7_2", "7_3", "7_4"), True)
-    assert saved_truth("7_2", [reading]).code == 2
+    assert [saved_truth(name, [reading]).code for name in parts.names] == [1, 2, 130, 130]
+    assert describe(parts.names, [reading]) == [
+        "a.txt (sacct): records of 4 of the 4 parts, of which 4 count as confirmed"
+    ]
     assert not saved_parts("7", [recognize(SavedText("a.txt", text, SOON))]).complete
     alone = recognize(SavedText("b.txt", row(), OLD))
     assert saved_parts("7", [alone]).names == ("7",)
