@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
 from supervisor.core.saved_text import FINAL_AFTER, SavedText, describe, recognize, saved_parts, saved_truth
 from supervisor.core.slurm import Unreadable
 from supervisor.core.slurm_records import SACCT_FIELDS
 from supervisor.core.truth import Truth
+from tests.corpus import files
 from tests.unit.test_truth import SHOWN
 
 ROW = "7|{state}|{code}|0:0|7|1000|1001|1002|ann|c|node1\n"
@@ -168,3 +171,17 @@ def test_an_array_that_was_saved_whole() -> None:
     assert not saved_parts("7", [recognize(SavedText("a.txt", text, SOON))]).complete
     alone = recognize(SavedText("b.txt", row(), OLD))
     assert saved_parts("7", [alone]).names == ("7",)
+
+
+@pytest.mark.parametrize("case", files.read_all(), ids=lambda case: case.name)
+def test_what_a_cluster_printed_is_recognized_and_never_judged_otherwise(case: files.Case) -> None:
+    for expected in case.expect:
+        answers = [answer for answer in case.known(expected) if answer.stdout.strip() and answer.returncode == 0]
+        texts = [
+            SavedText(f"{n}.txt", answer.stdout, datetime.fromisoformat(answer.at).timestamp())
+            for n, answer in enumerate(answers)
+        ]
+        found = saved_truth(expected.jobid, [recognize(text) for text in texts])
+        assert found.code in (expected.code, 75)
+        if expected.standing != "settled":
+            assert not found.settled
