@@ -188,6 +188,10 @@ class Cluster:
         """Ends slurmctld (TERM: it saves its state, and running jobs go on); returns when it is gone."""
         self._end_daemon("slurmctld", signal.SIGTERM)
 
+    def kill_slurmctld(self) -> None:
+        """KILL to slurmctld: what it has not saved is lost. Returns when it is gone."""
+        self._end_daemon("slurmctld", signal.SIGKILL)
+
     def start_slurmd(self, node: str) -> None:
         """Starts a node's slurmd and returns when slurmctld can use the node."""
         self._start_slurmd(node)

@@ -25,6 +25,9 @@ from supervisor.scheduler.poller import Seen
 NO_REASON: Final = ("", "None", "NonZeroExitCode")
 """Reasons that tell nothing beyond the state."""
 
+BEGUN: Final = ("RUNNING", "COMPLETING", "COMPLETED")
+"""States of a job that waits no more: why it did is no reason any longer."""
+
 TAILS: Final = 3
 """Failed runs of which the last words are shown."""
 
@@ -32,17 +35,25 @@ TAILS: Final = 3
 class StoryTeller:
     """Tells what is learned, each thing once. An array's states are counted, and its lines begin with the run's id."""
 
-    def __init__(self, target: Target, printer: Printer | None, *, prefixed: bool = True) -> None:
+    def __init__(self, target: Target, printer: Printer | None) -> None:
         self.reasons: dict[str, str] = {}  # by id: why Slurm says that it is in its state
         self._target = target
         self._printer = printer  # None: only the verdict
-        self._prefixed = prefixed
         self._states: dict[str, Seen] = {}
         self._counted = ""
         self.away: set[str] = set()  # ids about which Slurm cannot be asked now
         self._failed: set[str] = set()
         self._mute = False
         self.was_cancelled = False
+
+    @property
+    def array(self) -> bool:
+        """Whether the job is a whole array, as far as is known."""
+        return self._target.array
+
+    def has_parts(self, target: Target) -> None:
+        """The job has turned out to have parts."""
+        self._target = target
 
     # --- Slurm -------------------------------------------------------------------------------------------------------
 
@@ -53,6 +64,8 @@ class StoryTeller:
         self._answers(jobid, seen.trouble)
         if seen.reason not in NO_REASON:
             self.reasons[jobid] = seen.reason
+        elif seen.state in BEGUN:
+            self.reasons.pop(jobid, None)
         if seen.restarts and before.restarts is not None and seen.restarts > before.restarts:
             self.say(f"{jobid}: Slurm has put the job into the queue again: attempt {seen.restarts + 1} follows")
         if (seen.state, seen.reason) == (before.state, before.reason) or not seen.state:

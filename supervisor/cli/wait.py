@@ -31,6 +31,7 @@ from supervisor.runs.saved import Unreadable
 if TYPE_CHECKING:
     from supervisor.cli.live import Printer
     from supervisor.cli.telling import StoryTeller
+    from supervisor.runs.follow import Wanted
     from supervisor.runs.saved import Document
     from supervisor.runs.sealing import Sealed
     from supervisor.runs.target import Target
@@ -150,6 +151,16 @@ def _logs(target: Target, options: Options) -> str:
     return options.logs or ("none" if target.array else "coordinator")
 
 
+def _wanted(options: Options, logs: str, teller: StoryTeller) -> Wanted:
+    """The same for a follower. That a job is an array may turn out later."""
+    from supervisor.runs.follow import LOGS
+
+    wanted = LOGS[logs]
+    if options.logs or logs == "none":
+        return wanted
+    return lambda state, rank, kind: not teller.array and wanted(state, rank, kind)
+
+
 @contextmanager
 def _interruptible() -> Iterator[None]:
     """Each of the signals is a KeyboardInterrupt while no loop handles it; one that is ignored (nohup) stays so."""
@@ -165,7 +176,7 @@ def _interruptible() -> Iterator[None]:
 
 
 async def _wait(target: Target, options: Options, logs: str, teller: StoryTeller) -> Sealed | None:
-    from supervisor.runs.follow import LOGS, Follower
+    from supervisor.runs.follow import Follower
     from supervisor.runs.waiting import Wait, sealed_before
     from supervisor.scheduler.client import SlurmClient
     from supervisor.scheduler.inquiry import USUAL
@@ -181,7 +192,7 @@ async def _wait(target: Target, options: Options, logs: str, teller: StoryTeller
     follower = Follower(
         target.jobid,
         target.places,
-        LOGS[logs],
+        _wanted(options, logs, teller),
         directories=target.directories,
         tasks="_" not in target.jobid,
         since=target.since,

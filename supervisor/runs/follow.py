@@ -103,6 +103,7 @@ class RunFollower:
         self.state = RunState()
         self.over = False
         self.logs = Logs(directory, lambda rank, kind: wanted(self.state, rank, kind))
+        self._wanted = wanted
         self._engine = engine
         self._end = self._seq = 0
         self._damage: str | None = None
@@ -118,7 +119,8 @@ class RunFollower:
         over, lost = self._ended()
         last = last or over
         yield from self._journal()
-        yield from (LogLines(self.run_id, *lines) for lines in self.logs.look(last))
+        if self._wanted is not no_logs:
+            yield from (LogLines(self.run_id, *lines) for lines in self.logs.look(last))
         if not last or self.more:
             return
         yield from (LogLines(self.run_id, *lines) for lines in self.logs.last_lines())

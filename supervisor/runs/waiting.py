@@ -50,6 +50,9 @@ class Teller(Protocol):
     def ended(self, jobid: str, truth: Truth) -> None:
         """What is proven about the end of one of the ids."""
 
+    def has_parts(self, target: Target) -> None:
+        """The job has turned out to have parts."""
+
     def cancelled(self) -> None:
         """Slurm has taken the scancel that a person's interrupt asked for."""
 
@@ -102,25 +105,27 @@ async def _truths(
 async def sealed_before(target: Target, client: Asked) -> Sealed | None:
     """What is proven already, if every run of the job is sealed. Slurm is asked once, whether it has given the id to
     another job since. Raises OSError, Unreadable."""
-    if not target.units:
+    runs = await in_thread(_sealed_runs, target, limit=SEAL_MARGIN)
+    if not runs:
         return None
-    runs = {unit: await in_thread(_runs_of, target, unit, limit=SEAL_MARGIN) for unit in target.units}
-    units = {}
-    for unit, run_dirs in runs.items():
-        sealed = await in_thread(sealed_already, unit, run_dirs, limit=SEAL_MARGIN)
-        if sealed is None:
-            return None
-        units[unit] = sealed
     first = next(iter(runs))
-    if came_again(runs[first], await verify_job(client, first, False, 0.0)):
+    if came_again(runs[first][0], await verify_job(client, first, False, 0.0)):
         return None
+    units = {unit: sealed for unit, (_, sealed) in runs.items()}
     return gather(units, target.jobid) if target.array else units[first]
 
 
-def _runs_of(target: Target, unit: str) -> list[str]:
-    """The directories of the runs of its last attempt, where they are usually found, or else where the target says."""
-    found = find_runs(unit) or [path for place in target.places for path in runs_of_job(unit, place)]
-    return [path for path in found if may_be_of_job(path, target.since)]
+def _sealed_runs(target: Target) -> dict[str, tuple[list[str], Sealed]]:
+    """Each unit's runs of its last attempt (where they are usually found, or else where the target says), and what was
+    sealed in them; {} when something is not sealed yet."""
+    runs = {}
+    for unit in target.units:
+        found = find_runs(unit) or [path for place in target.places for path in runs_of_job(unit, place)]
+        mine = [path for path in found if may_be_of_job(path, target.since)]
+        if not mine or (sealed := sealed_already(unit, mine)) is None:
+            return {}
+        runs[unit] = (mine, sealed)
+    return runs
 
 
 class Wait:
@@ -194,10 +199,14 @@ class Wait:
         return judged
 
     async def _judge_job(self) -> Sealed:
-        self._target, self._doubt, truths = await job_end(
-            self._target, self._poller, self._parts, self._seen, self._ended
-        )
+        end = await job_end(self._target, self._poller, self._parts_found, self._seen, self._ended)
+        self._target, self._doubt, truths = end
         return await self._sealed(truths, self._patience + SEAL_MARGIN)
+
+    async def _parts_found(self, jobid: str) -> Parts:
+        parts = await self._parts(jobid)
+        self._teller.has_parts(self._target.of_parts(parts))
+        return parts
 
     def _seen(self, jobid: str, seen: Seen) -> None:
         self._teller.seen(jobid, seen)

@@ -241,7 +241,8 @@ async def test_a_job_that_ended_before_it_made_a_run(base: Path) -> None:
     output = base / "slurm-7.out"
     output.write_text("sh: allocctl: not found\n")
     target = Target("7", {"7": ("7",)}, places=(str(base),), output=str(base / "slurm-%j.out"))
-    bench = Bench(base, {"7": job((0, "PENDING"), Moment(9, "FAILED", "127:0", reason="Boom"))}, target)
+    waiting = Moment(0, "PENDING", reason="Priority")
+    bench = Bench(base, {"7": job(waiting, (5, "RUNNING"), Moment(9, "FAILED", "127:0", reason="Boom"))}, target)
     async with asyncio.timeout(20):
         sealed = await bench.wait.run()
     assert sealed is not None
@@ -291,6 +292,8 @@ async def test_an_array_that_nobody_told_of(base: Path) -> None:
         sealed = await bench.wait.run()
     assert sealed is not None
     assert [document["jobid"] for document in sealed.documents] == ["7_0", "7_1"]
+    assert bench.printed.has("allocctl: 7: 2 RUNNING") or bench.printed.has("allocctl: 7: 1 COMPLETED, 1 FAILED")
+    assert bench.teller.array
 
 
 # --- leaving ---------------------------------------------------------------------------------------------------------
