@@ -113,8 +113,11 @@ def test_ranks_that_slurm_killed_did_not_fail_by_themselves(jobs: Jobs) -> None:
 
 def test_without_agents_the_steps_are_counted(jobs: Jobs) -> None:
     """Their ids are not known: a success needs as many steps that succeeded as were seen to succeed."""
-    done = sh(f"{UP}; exit 0")
-    plan = jobs.plan({"client": role("0-1", done, agent="off")}, coordinator=0, nodes=2)
+    roles = {
+        "client": role(0, sh(f"{UP}; {await_files('up', 1)}"), agent="off"),
+        "worker": role(1, SERVE, agent="off"),
+    }
+    plan = jobs.plan(roles, coordinator=0, nodes=2)
     run = jobs.submit(plan, nodes=2)
     run.job_end()
     until(lambda: len(run.steps()) == 2, "two steps in accounting")
