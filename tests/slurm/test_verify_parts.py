@@ -84,6 +84,17 @@ def test_a_heterogeneous_job_is_judged_by_all_of_its_components(jobs: Jobs) -> N
     code, document = verify(jobs, str(bad), "--wait")
     assert (code, document["verdict"]["origin"], document["slurm"]["jobid"]) == (3, "slurm", f"{bad}+0")
     assert verify(jobs, f"{bad}+1")[0] == 3
+    # The leader ends well, and another component does not.
+    go = jobs.directory / "go"
+    script = f"until [ -e {go} ]; do sleep 0.05; done; exit 0"
+    mixed = int(cluster.run(["sbatch", "--parsable", "-N1", "--wrap", script, ":", "-N1"], check=True).stdout)
+    cluster.wait_state(mixed, "RUNNING")
+    cluster.run(["scancel", f"{mixed}+1"], check=True)
+    assert verify(jobs, str(mixed))[1]["components"][0]["standing"] == "running"
+    go.touch()
+    code, other = verify(jobs, str(mixed), "--wait")
+    assert (code, other["verdict"]["reason"], other["slurm"]["jobid"]) == (130, "slurm_cancelled", f"{mixed}+1")
+    assert [component["code"] for component in other["components"]] == [0, 130]
     # Replay derives all of it again, and notices a component that was changed.
     path = jobs.directory / "het.json"
     path.write_text(json.dumps(document))
