@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         return refuse(args, f"nothing was submitted: {sentence(error)}", codes.CONFIG)
     code = report(args, done)
-    return _wait(args, done) if args.wait and code == codes.OK else code
+    return _wait(args, done) if _goes_on(args, code) else code
 
 
 # --- before sbatch ----------------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def report(args: argparse.Namespace, done: Submitted) -> int:
     if done.submission.state == "submitted" and not done.several:
         if not args.json:
             tell(done.submission.shown_id)
-        elif code or not args.wait:  # else the one document is the receipt
+        elif not _goes_on(args, code):  # else the one document is the receipt
             tell(json.dumps(_document(done, code), indent=1, ensure_ascii=False))
         if not args.quiet or code or done.earlier:
             complain(text)
@@ -258,12 +258,18 @@ def report(args: argparse.Namespace, done: Submitted) -> int:
     return code
 
 
+def _goes_on(args: argparse.Namespace, code: int) -> bool:
+    """Whether the job is waited for: also when an interrupt came while sbatch ran, which is to cancel it."""
+    return args.wait and (code == codes.OK or (code == codes.INTERRUPTED and args.cancel_on_interrupt))
+
+
 def _wait(args: argparse.Namespace, done: Submitted) -> int:
     """Follow the job to its end. Returns its exit code."""
     from supervisor.cli.wait import options_from, wait_for
     from supervisor.runs.target import submitted_target
 
-    return wait_for(submitted_target(done.submission, str(done.submission.jobid)), options_from(args))
+    target = submitted_target(done.submission, str(done.submission.jobid))
+    return wait_for(target, options_from(args), interrupted=done.interrupted)
 
 
 def code_of(done: Submitted) -> int:

@@ -117,24 +117,21 @@ def run(args: argparse.Namespace) -> int:
     return wait_for(target, options_from(args))
 
 
-def wait_for(target: Target, options: Options) -> int:
-    """Wait for a job or run, tell about it, and return its exit code; see `run`."""
-    from supervisor.cli.github import commands_stopped
+def wait_for(target: Target, options: Options, *, interrupted: bool = False) -> int:
+    """Wait for a job or run, tell about it, and return its exit code; see `run`. `interrupted`: the first signal has
+    come already."""
     from supervisor.cli.live import Printer
     from supervisor.cli.telling import StoryTeller
 
     printer = Printer(sys.stderr)
     teller = StoryTeller(target, None if options.quiet else printer)
-    logs = _logs(target, options)
-    printing = nullcontext() if logs == "none" else commands_stopped(environ=os.environ, stdout=sys.stdout)
     try:
         with _interruptible():
-            with printing:
-                judged = asyncio.run(_wait(target, options, logs, teller))
+            judged = _follow(target, options, teller, interrupted)
             if judged is not None:
                 return _tell(target, options, teller, printer, judged)
         return _left(target, options, teller, printer)
-    except KeyboardInterrupt:  # before or after the loop, which has handlers of its own
+    except KeyboardInterrupt:
         return _left(target, options, teller, printer)
     except OSError as error:
         return _refuse(options, printer, sentence(error), codes.UNVERIFIABLE)
@@ -142,6 +139,21 @@ def wait_for(target: Target, options: Options) -> int:
         return _refuse(options, printer, str(error), codes.UNVERIFIABLE)
     finally:
         printer.close()
+
+
+def _follow(target: Target, options: Options, teller: StoryTeller, interrupted: bool) -> Sealed | None:
+    """Follow to the end, or until one leaves (None). Raises OSError, Unreadable, ValueError, KeyboardInterrupt."""
+    from supervisor.cli.github import commands_stopped
+
+    logs = _logs(target, options)
+    printing = nullcontext() if logs == "none" else commands_stopped(environ=os.environ, stdout=sys.stdout)
+    with printing:
+        try:
+            return asyncio.run(_wait(target, options, logs, teller, interrupted))
+        except KeyboardInterrupt:  # before the loop had handlers of its own
+            if interrupted or not options.cancel:
+                raise
+            return asyncio.run(_wait(target, options, logs, teller, interrupted=True))
 
 
 def _logs(target: Target, options: Options) -> str:
@@ -175,9 +187,9 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-async def _wait(target: Target, options: Options, logs: str, teller: StoryTeller) -> Sealed | None:
+async def _wait(target: Target, options: Options, logs: str, teller: StoryTeller, interrupted: bool) -> Sealed | None:
     from supervisor.runs.follow import Follower
-    from supervisor.runs.waiting import Wait, sealed_before
+    from supervisor.runs.waiting import Wait
     from supervisor.scheduler.client import SlurmClient
     from supervisor.scheduler.inquiry import USUAL
     from supervisor.scheduler.parts import list_parts
@@ -187,8 +199,6 @@ async def _wait(target: Target, options: Options, logs: str, teller: StoryTeller
     away = not any(map(shutil.which, ("squeue", "sacct", "scontrol")))
     patience, outage = (0.0, 0.0) if away else (options.patience, options.outage)
     client = SlurmClient(cluster=target.cluster)
-    if before := await sealed_before(target, client):
-        return before
     follower = Follower(
         target.jobid,
         target.places,
@@ -209,6 +219,8 @@ async def _wait(target: Target, options: Options, logs: str, teller: StoryTeller
         patience=patience,
     )
     with _signals(wait):
+        if interrupted:
+            wait.interrupt()
         return await wait.run(options.timeout)
 
 

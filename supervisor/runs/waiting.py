@@ -60,8 +60,8 @@ class Teller(Protocol):
         """A sentence."""
 
 
-class Cancels(Protocol):
-    """Who cancels a job."""
+class Client(Asked, Protocol):
+    """Who is asked about one job, and cancels it."""
 
     async def cancel_job(self, jobid: str) -> str:
         """Cancel it; what went wrong, or ""."""
@@ -103,8 +103,8 @@ async def _truths(
 
 
 async def sealed_before(target: Target, client: Asked) -> Sealed | None:
-    """What is proven already, if every run of the job is sealed. Slurm is asked once, whether it has given the id to
-    another job since. Raises OSError, Unreadable."""
+    """What is proven already, if the job has runs and each is sealed. Slurm is asked once, whether it has given the id
+    to another job since. Raises OSError, Unreadable."""
     runs = await in_thread(_sealed_runs, target, limit=SEAL_MARGIN)
     if not runs:
         return None
@@ -139,7 +139,7 @@ class Wait:
         *,
         parts: FindParts,
         poller: Poller,
-        client: Cancels,
+        client: Client,
         cancel: bool = False,
         patience: float = 30.0,
         drain: float = DRAIN,
@@ -155,6 +155,7 @@ class Wait:
         self._drain = drain
         self._looks = Looks(follower, self._heard, teller.lines)
         self._doubt = ""  # why the job may have parts of which nobody told
+        self._begun = asyncio.Event()  # there is something to follow
         self._leaving = asyncio.Event()
         self._over = asyncio.Event()  # every run that was found is over
         self._near: asyncio.Queue[None] = asyncio.Queue()
@@ -188,11 +189,18 @@ class Wait:
 
     def _helpers(self) -> list[Coroutine[Any, Any, None]]:
         at_slurm = [] if self._target.local else [self._poller.run(), self._hurry(), self._cancel_when_asked()]
-        return [self._looks.run(), *at_slurm]
+        return [self._look(), *at_slurm]
+
+    async def _look(self) -> None:
+        await self._begun.wait()
+        await self._looks.run()
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def _judge(self) -> Sealed:
+        if before := await sealed_before(self._target, self._client):
+            return before
+        self._begun.set()
         judged = await (self._judge_local() if self._target.local else self._judge_job())
         if trouble := await self._looks.drain(self._drain):
             self._teller.say(trouble)

@@ -310,6 +310,22 @@ def test_whoever_leaves_before_the_end(jobs: Jobs, waits: Waits, cluster: Cluste
     assert again.end() == 0, again
 
 
+def test_an_interrupt_while_sbatch_runs_cancels_the_job_too(jobs: Jobs, waits: Waits, cluster: Cluster) -> None:
+    tools = jobs.directory / "bin"
+    tools.mkdir()
+    real = shutil.which("sbatch", path=jobs.env["PATH"])
+    (tools / "sbatch").write_text(f'#!/bin/sh\n: >{tools}/asked\nsleep 1\nexec {real} "$@"\n')
+    (tools / "sbatch").chmod(0o755)
+    env = {"PATH": os.pathsep.join([str(tools), jobs.env["PATH"]])}
+    it = waits.submit(alone(jobs, "true"), "--cancel-on-interrupt", "--json", sbatch=("--hold",), env=env)
+    until((tools / "asked").exists, "sbatch", about=it)
+    it.process.send_signal(signal.SIGINT)
+    assert it.end() == 130, it
+    document = json.loads(it.stdout)
+    assert document["verdict"]["code"] == 130
+    assert cluster.job(int(document["jobid"]))["JobState"] == "CANCELLED"
+
+
 # --- Slurm in trouble ------------------------------------------------------------------------------------------------
 
 

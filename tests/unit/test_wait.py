@@ -338,6 +338,14 @@ async def test_an_interrupt_that_cancels(base: Path, monkeypatch: pytest.MonkeyP
     assert bench.printed.times("could not be cancelled yet") == 1
 
 
+async def test_an_interrupt_that_came_before(base: Path) -> None:
+    """While the job was being submitted, say."""
+    bench = Bench(base, {"7": job((0, "RUNNING"))}, cancel=True)
+    bench.wait.interrupt()
+    assert (await verdict(bench))["code"] == 130
+    assert bench.slurm.cancelled == ["7"]
+
+
 async def test_a_second_interrupt_leaves(base: Path) -> None:
     bench = Bench(base, {"7": job((0, "RUNNING"))}, cancel=True)
     bench.slurm.refuses_cancel = "no"
@@ -400,6 +408,9 @@ async def test_what_is_sealed_is_answered_at_once(base: Path) -> None:
     assert before is not None
     assert before.document["verdict"] == end
     assert away.now < 60, "though nobody can be asked"
+    told = Bench(base, {"7": job((0, "FAILED", "7:0"))})
+    assert await verdict(told) == end
+    assert told.printed.lines == [], "what is history is not told again"
     again = Scripted({"7": job((0, "RUNNING"))})
     again.jobs["7"][0] = Moment(0, "RUNNING", restarts=1)
     assert await sealed_before(bench.target, again) is None, "it was started anew"
