@@ -15,6 +15,7 @@ import json
 import math
 import os
 import shutil
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -91,9 +92,18 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return refuse(args, "interrupted; that ends this wait alone: the job goes on", codes.INTERRUPTED)
     print_sealed(sealed, args.json)
-    for text in sealed.trouble:
+    for text in (*sealed.trouble, *_reported(sealed, args.json)):
         complain(text)
     return sealed.code
+
+
+def _reported(sealed: Sealed, as_json: bool) -> list[str]:
+    """Tell GitHub Actions, where this is one of its steps. Returns what could not be told."""
+    if "GITHUB_ACTIONS" not in os.environ:
+        return []
+    from supervisor.cli.github import report
+
+    return report(sealed.documents, environ=os.environ, stdout=sys.stderr if as_json else sys.stdout)
 
 
 def _from_files(args: argparse.Namespace) -> Sealed:

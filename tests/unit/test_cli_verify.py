@@ -636,6 +636,21 @@ def test_a_success_that_cannot_be_told_is_none(
     assert f"the outcome file could not be written in {bench.directory}/nowhere: No such file" in bench.stderr
 
 
+def test_github_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.slurm.sacct(row("FAILED", "5:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    outputs = bench.directory / "outputs"
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_OUTPUT", str(outputs))
+    code, out = bench.run("7")
+    assert code == 5
+    assert "::error title=allocd%3A 7%3A failure%2C exit code 5::" in out
+    assert {"verdict", "exit_code"} <= {line.partition("<<")[0] for line in outputs.read_text().splitlines()}
+    monkeypatch.setenv("GITHUB_OUTPUT", str(bench.directory / "nowhere" / "outputs"))
+    assert bench.run("7")[0] == 5
+    assert "step outputs could not be written" in bench.stderr
+
+
 def test_a_success_whose_proof_cannot_be_saved_is_none(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> bool:
         raise OSError(28, "No space left on device")
