@@ -33,6 +33,21 @@ def tell(text: str) -> None:
     flush_stdout(codes.OK)
 
 
+def put_lines(run_id: str, log: str, lines: list[bytes], jobid: str | None) -> None:
+    """Print lines of a log, with the log's name before each; also with the run's, where it is another than the job's
+    first. Raises OSError."""
+    prefix = os.fsencode(f"{log}: " if jobid in (None, run_id) else f"{run_id}/{log}: ")
+    put(b"".join(prefix + line + b"\n" for line in lines))
+
+
+def put(data: bytes) -> None:
+    """Write to stdout, past the stream's own buffer: a write that blocks for ever would hold its lock when Python ends.
+    Raises OSError."""
+    descriptor = sys.stdout.fileno()
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
 def flush_stdout(code: int) -> int:
     """Write what is left; a success is none when that fails. From then on nothing goes there, so that Python's own last
     flush does not fail as well."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
@@ -12,6 +10,7 @@ from typing import Final
 from supervisor.cli.ci import log_tails, name_of, run_of
 from supervisor.cli.explain import tail
 from supervisor.cli.live import QUIET, Printer
+from supervisor.cli.output import put_lines
 from supervisor.core import events as ev
 from supervisor.core.state import RunState
 from supervisor.core.story import tell
@@ -127,7 +126,7 @@ class StoryTeller:
         """Lines of a log, to stdout. When nobody reads there any more, the rest is for the files alone."""
         if not self._mute:
             try:
-                put(lines.run_id, lines.log, lines.lines, self._target.jobid)
+                put_lines(lines.run_id, lines.log, lines.lines, self._target.jobid)
             except OSError as error:
                 self._mute = True
                 self.say(f"the logs are told no further: stdout: {error.strerror or error}")
@@ -151,21 +150,6 @@ class StoryTeller:
 def state_of(seen: Seen) -> str:
     """A state with its reason: `PENDING (Resources)`."""
     return seen.state if seen.reason in NO_REASON else f"{seen.state} ({seen.reason})"
-
-
-def put(run_id: str, log: str, lines: list[bytes], jobid: str | None) -> None:
-    """Print lines of a log, with the log's name before each; also with the run's, where it is another than the job's
-    first. Raises OSError."""
-    prefix = os.fsencode(f"{log}: " if jobid in (None, run_id) else f"{run_id}/{log}: ")
-    write(b"".join(prefix + line + b"\n" for line in lines))
-
-
-def write(data: bytes) -> None:
-    """Write to stdout, past the stream's own buffer: a write that blocks for ever would hold its lock when Python ends.
-    Raises OSError."""
-    descriptor = sys.stdout.fileno()
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------
