@@ -57,10 +57,11 @@ class Following:
         looks = Looks(self._follower, self._heard, self._write, longest=LONGEST)
         try:
             async with asyncio.TaskGroup() as group:
-                looking = group.create_task(looks.run())
+                tasks = [group.create_task(looking) for looking in (looks.run(), looks.watch())]
                 await self._end()
                 await looks.drain(DRAIN)
-                looking.cancel()
+                for task in tasks:
+                    task.cancel()
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
 

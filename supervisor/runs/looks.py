@@ -4,6 +4,9 @@ While there is news the next look comes soon; while there is none, looks come ev
 system that does not answer holds a thread and nothing else: that is told once, and once more when it answers again.
 Lines of logs are written by a thread too, and the next look waits for that: whoever reads them slowly slows down the
 reading, and nothing is dropped.
+
+Where the file system tells of changes, its events wake the looks (`watch`); they are hints, and a look comes in any
+case: on a shared file system nobody tells of what another machine wrote.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Final
 
 from supervisor.engine.threads import in_thread
@@ -21,6 +24,9 @@ SHORTEST: Final = 0.2  # seconds between looks while there is news
 LONGEST: Final = 2.0  # and while there is none
 SLOWER: Final = 1.5
 LOOK_LIMIT: Final = 10.0  # seconds that one look may take
+EVENTS: Final = (200, 400)
+"""Milliseconds: between two looks of watchfiles at what the kernel has told (each of these costs), and in which news
+become one."""
 FOREVER: Final = 1e6  # seconds: whoever reads the logs may take its time
 
 
@@ -47,6 +53,8 @@ class Looks:
         self._progress = 0
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
+        self._watched: frozenset[str] = frozenset()
+        self._others = asyncio.Event()  # what is to be watched has changed
 
     def wake(self) -> None:
         """Something may have happened: look soon, and look closely."""
@@ -58,6 +66,7 @@ class Looks:
         while True:
             last = self._last
             busy = await self._look(last)
+            self._watch_living()
             if self._follower.more:
                 continue
             if last and not busy and not self._hangs:
@@ -69,6 +78,28 @@ class Looks:
                     await self._wake.wait()
                 pause = SHORTEST
             self._wake.clear()
+
+    async def watch(self) -> None:
+        """Wake the looks at what the kernel tells of the runs that live, until cancelled. Where it tells nothing (no
+        room for another watch, a directory that is gone), the looks' own pace is all there is."""
+        from watchfiles import awatch
+
+        step, debounce = EVENTS
+        while True:
+            self._others.clear()
+            if self._watched:
+                with suppress(OSError, RuntimeError):  # RuntimeError: watchfiles' own
+                    changes = awatch(*self._watched, step=step, debounce=debounce, stop_event=self._others)
+                    async with aclosing(changes):
+                        async for _ in changes:
+                            self.wake()
+            await self._others.wait()
+
+    def _watch_living(self) -> None:
+        living = frozenset(run.directory for run in self._follower.runs.values() if not run.over)
+        if living != self._watched:
+            self._watched = living
+            self._others.set()
 
     async def drain(self, limit: float) -> str | None:
         """Wait until everything is told that was written so far, when nobody writes any more. A sentence if it is not,

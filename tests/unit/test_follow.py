@@ -4,6 +4,7 @@ they come; and looks that a dead file system can hold up, but nothing else."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import threading
@@ -451,6 +452,49 @@ async def test_looks_tell_what_comes_and_drain(tmp_path: Path, held: Held) -> No
         async with asyncio.timeout(10):
             await looking
     assert heard.lines == [b"1", b"2"]
+
+
+async def test_events_wake_the_looks_where_there_are_any(
+    tmp_path: Path, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause between looks is longer than this test may take: what comes is told by events alone."""
+    for name in ("SHORTEST", "LONGEST"):
+        monkeypatch.setattr(f"supervisor.runs.looks.{name}", 1000.0)
+    run = make_run(tmp_path, "7")
+    heard = Heard()
+    looks = Looks(held, heard.hear, heard.write, longest=1000.0)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(task) for task in (looks.run(), looks.watch())]
+        await until(heard.more)  # the opening, by the first look
+        for number in range(2, 100):  # the watch begins at some time after that
+            append(run / "journal.jsonl", line(number, ev.Noted("x")))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await heard.more.wait()
+                    break
+        assert ("7", "Noted") in events(heard.news)
+        for task in tasks:
+            task.cancel()
+
+
+async def test_a_directory_that_cannot_be_watched_is_looked_at_all_the_same(
+    tmp_path: Path, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_paths: str, **_options: Any) -> Any:
+        raise OSError(28, "no space left for watches")
+
+    monkeypatch.setattr("watchfiles.awatch", no_room)
+    run = make_run(tmp_path, "7")
+    heard = Heard()
+    looks = Looks(held, heard.hear, heard.write)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(task) for task in (looks.run(), looks.watch())]
+        await until(heard.more)
+        append(run / "journal.jsonl", line(2, ev.Noted("x")))
+        await until(heard.more)
+        for task in tasks:
+            task.cancel()
+    assert events(heard.news) == [("7", "RunOpened"), ("7", "Noted")]
 
 
 async def test_a_dead_file_system_is_told_once_and_holds_nothing_up(tmp_path: Path, held: Held) -> None:
