@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.bench import calls, costs, ends, files, waits
+from tests.bench import calls, costs, ends, files, verdicts, waits
 from tests.bench.stage import RANKS, Stage, environment, see_first
 from tests.bench.table import Row, render
 from tests.cluster import Cluster
@@ -27,6 +27,7 @@ ON_A_CLUSTER: dict[str, Bench] = {
     "overhead": ends.overhead,
     "look": calls.look,
     "waiting": waits.waiting,
+    "verdict": verdicts.verdict,
 }
 ON_THIS_MACHINE: dict[str, Bench] = {
     "marker": files.marker,
