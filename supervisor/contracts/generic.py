@@ -37,8 +37,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from supervisor.core.artifact_table import Artifact, FieldRule
 from supervisor.core.artifacts import Answer, FileFact, Finding, Instance
-from supervisor.core.plan import Artifact, FieldRule
 from supervisor.core.substitution import show, substitute
 
 SIZE_CAP: Final = 1 << 30

@@ -6,15 +6,20 @@
     any of the three --deadline--> late (deadline);  finalizing --window closed--> late (finalization)
 
 A *finding* is what one look at the disk said. Looking is somebody else's business (`supervisor.contracts`), and
-so is time: the caller opens the window when the node's last local rank is done, and says when it or the deadline
-has passed. The window opens once: nothing reopens it, nothing restarts it. A look that sees less than an earlier
-one did (a network file system can show the past) takes nothing back.
+so is time: the caller opens the window, and says when it or the deadline has passed. The window opens once: nothing
+reopens it, nothing restarts it. When it opens depends on the contract:
+
+* that of a self-benchmark's node (`ranked`): when the node's last local rank is done, however long the others take; or
+  when nobody is left on the node who could still write;
+* any other: when the work is done.
+
+A look that sees less than an earlier one did (a network file system can show the past) takes nothing back.
 
 `complete`, `invalid` and `late` are final. An event that has no row in the table raises IllegalArtifactEvent and
 changes nothing: states are values, and a new one is returned only when the event was legal.
 
-The generic contract (`contracts/generic.py`) never answers `ranks_complete`: it goes from pending, with or without
-a window, straight to an end.
+Only self-benchmarks answer `ranks_complete`: every other contract goes from pending, with or without a window,
+straight to an end.
 """
 
 from __future__ import annotations
@@ -23,7 +28,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
-    from supervisor.core.plan import Artifact, Plan
+    from supervisor.core.artifact_table import Artifact
+    from supervisor.core.plan import Plan
 
 State = Literal["pending", "ranks_complete", "finalizing", "complete", "invalid", "late"]
 Answer = Literal["pending", "ranks_complete", "valid", "invalid"]
@@ -76,6 +82,8 @@ class FileFact:
     path: str  # relative to the artifact's root
     size: int  # bytes
     sha256: str | None  # hexadecimal; None when the content was not (wholly) read
+    kind: str = "file"  # what it is to its contract: file, rank, merged, probe
+    problems: tuple[str, ...] = ()  # what is wrong with it, or still missing in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +94,25 @@ class Finding:
     answer: Answer
     problems: tuple[str, ...] = ()  # each names the file, the place in it, what was found and what was expected
     files: tuple[FileFact, ...] = ()
+    notes: tuple[str, ...] = ()  # what the files say besides, which judges nothing
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Finding:
         """The finding that `dataclasses.asdict` (through JSON) made `data` from."""
-        files = tuple(FileFact(**fact) for fact in data["files"])
-        return cls(data["contract"], data["answer"], tuple(data["problems"]), files)
+        files = tuple(FileFact(**{**fact, "problems": tuple(fact["problems"])}) for fact in data["files"])
+        return cls(data["contract"], data["answer"], tuple(data["problems"]), files, tuple(data["notes"]))
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A contract as it is waited for: one for the run, or one for the node of a rank."""
+    """A contract as it is waited for: one for the run, or one for the node of a rank. `node` is that node's number
+    among the `nodes` that have this contract, by which a self-benchmark's ranks are counted."""
 
     contract_id: str
     artifact: Artifact
     rank: int | None
+    node: int = 0
+    nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +121,7 @@ class ArtifactState:
 
     contract: str
     rank: int | None
+    ranked: bool = False  # its window opens when its node's last local rank is done
     state: State = "pending"
     reason: Reason | None = None  # why it is late
     finding: Finding | None = None  # the last one
@@ -123,18 +136,20 @@ def instances(plan: Plan) -> tuple[Instance, ...]:
     """Every contract of `plan`: in the plan's order, those per node by rank."""
     found: list[Instance] = []
     for artifact in plan.artifacts:
-        if artifact.per == "run":
+        if not artifact.per_node:
             found.append(Instance(artifact.name, artifact, None))
             continue
         wanted = [role for role in plan.roles if not artifact.roles or role.name in artifact.roles]
         ranks = sorted(rank for role in wanted for rank in role.ranks)
-        found += (Instance(f"{artifact.name}@{rank}", artifact, rank) for rank in ranks)
+        found += (
+            Instance(f"{artifact.name}@{rank}", artifact, rank, node, len(ranks)) for node, rank in enumerate(ranks)
+        )
     return tuple(found)
 
 
 def initial(instance: Instance) -> ArtifactState:
     """The state in which a contract begins."""
-    return ArtifactState(instance.contract_id, instance.rank)
+    return ArtifactState(instance.contract_id, instance.rank, instance.artifact.contract == "fpm")
 
 
 def observe(state: ArtifactState, finding: Finding) -> ArtifactState:

@@ -257,13 +257,15 @@ class MarkerFailed(Event):
 
 @dataclass(frozen=True)
 class ArtifactSeen(Event):
-    """A look at one contract's files. `answer` is pending, valid or invalid; `files` hold path, size, sha256."""
+    """A look at one contract's files. `answer` is pending, ranks_complete, valid or invalid; `files` hold path, size,
+    sha256, kind and problems of each; `notes` judge nothing."""
 
     number: ClassVar[int] = 50
     contract: str
     answer: str
     problems: list[str] = field(default_factory=list)
     files: list[JsonObject] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

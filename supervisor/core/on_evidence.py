@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from supervisor.core import artifacts, codes
 from supervisor.core import commands as cmd
@@ -37,15 +36,21 @@ def coordinator_said(turn: Turn, code: int, verb: str) -> None:
 
 
 def open_windows(turn: Turn) -> None:
-    """The work is done, and marker and note say nothing else: what is still promised must come now."""
+    """The work is done, and marker and note say nothing else: what is still promised must come now. (Contracts of
+    self-benchmarks have windows of their own: see the rule that opens them.)"""
     turn.clear_timers("marker")
     turn.change(reading=0)
-    if all(item.final for item in turn.state.contracts):
-        return
-    contracts = tuple(item if item.final else artifacts.open_window(item) for item in turn.state.contracts)
-    turn.change(contracts=contracts)
-    turn.set_timer("finalization", turn.plan.deadlines.finalization)
-    turn.ask(cmd.CheckArtifacts(turn.record.seq))
+    opened = [item.contract for item in turn.state.contracts if not (item.ranked or item.final)]
+    for contract in opened:
+        open_window(turn, contract)
+    if opened:
+        turn.ask(cmd.CheckArtifacts(turn.record.seq))
+
+
+def open_window(turn: Turn, contract: str) -> None:
+    """The finalization window of one contract opens, for the first and only time."""
+    turn.change_contract(contract, artifacts.open_window)
+    turn.set_timer(f"finalization:{contract}", turn.plan.deadlines.finalization)
 
 
 def marker_published(turn: Turn, event: ev.MarkerPublished) -> None:
@@ -101,26 +106,31 @@ def marker_trouble(turn: Turn, error: str) -> None:
 
 def artifact_seen(turn: Turn, event: ev.ArtifactSeen) -> None:
     finding = artifacts.Finding.from_dict(
-        {"contract": event.contract, "answer": event.answer, "problems": event.problems, "files": event.files}
+        {
+            "contract": event.contract,
+            "answer": event.answer,
+            "problems": event.problems,
+            "files": event.files,
+            "notes": event.notes,
+        }
     )
     if event.contract not in (item.contract for item in turn.state.contracts):
         raise turn.illegal(f"there is no contract {event.contract}")
     try:
-        contracts = tuple(
-            artifacts.observe(item, finding) if item.contract == event.contract and not item.final else item
-            for item in turn.state.contracts
-        )
+        turn.change_contract(event.contract, lambda item: artifacts.observe(item, finding))
     except artifacts.IllegalArtifactEvent as error:
         raise turn.illegal(str(error)) from error
-    turn.change(contracts=contracts)
+    if turn.contract(event.contract).final:
+        turn.clear_timers(f"finalization:{event.contract}", f"late:finalization:{event.contract}")
 
 
 def artifacts_looked(turn: Turn, event: ev.ArtifactsLooked) -> None:
     """The last look after a window closed is over: what is still open is late."""
-    for reason in ("deadline", "finalization"):
-        if f"late:{reason}" in turn.state.deadlines and event.asked >= turn.state.look:
-            turn.clear_timers(f"late:{reason}")
-            expire(turn, reason)
+    if event.asked < turn.state.look:
+        return
+    for timer in [name for name in turn.state.deadlines if name.startswith("late:")]:
+        turn.clear_timers(timer)
+        late(turn, timer.removeprefix("late:"))
 
 
 def checker_fault(turn: Turn, event: ev.CheckerFault) -> None:
@@ -132,9 +142,12 @@ def collected(turn: Turn, event: ev.Collected) -> None:
     turn.finish(event)
 
 
-def expire(turn: Turn, reason: Any) -> None:
-    """What is still open after the last look is late; why, says which window closed. A deadline waits for nobody."""
-    contracts = tuple(item if item.final else artifacts.expire(item, reason) for item in turn.state.contracts)
-    turn.change(contracts=contracts)
+def late(turn: Turn, closed: str) -> None:
+    """What is still open after the last look is late. `closed` says which limit has passed: "deadline", that of all
+    contracts, which waits for nobody, or "finalization:CONTRACT"."""
+    reason, _, contract = closed.partition(":")
+    for item in turn.state.contracts:
+        if not item.final and contract in ("", item.contract):
+            turn.change_contract(item.contract, lambda item: artifacts.expire(item, reason))  # type: ignore[arg-type]
     if reason == "deadline":
         turn.fail_contract()

@@ -39,8 +39,8 @@ def opened(turn: Turn, event: ev.RunOpened) -> None:
     )
     if plan.deadlines.run is not None:
         turn.set_timer("run", plan.deadlines.run)
-    if plan.deadlines.artifacts is not None and contracts:
-        turn.set_timer("artifacts", plan.deadlines.artifacts)
+    if plan.collection_deadline is not None and contracts:
+        turn.set_timer("artifacts", plan.collection_deadline)
     for rank in ranks:
         turn.ask(cmd.StartStep(rank.rank))
         turn.set_timer(f"hello:{rank.rank}", plan.deadlines.journal + plan.deadlines.hello)

@@ -20,11 +20,11 @@ No I/O happens here: reading files is the caller's business.
 """
 
 # No `from __future__ import annotations`: the rules live in the annotations and are read from them.
-import re
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field
 from typing import Annotated, Any, Final, Literal
 
+from supervisor.core.artifact_table import Artifact, artifacts_agree, words_have_values
 from supervisor.core.fields import (
     DIRECTORY,
     ENV,
@@ -34,7 +34,6 @@ from supervisor.core.fields import (
     NAME,
     NODES,
     RANKS,
-    SCALAR,
     SIGNALS,
     SRUN_OPTION,
     WRONG,
@@ -59,7 +58,10 @@ from supervisor.core.fields import (
     rules_of,
 )
 from supervisor.core.slurm_table import NOTHING_ASKED, SLURM, Slurm, components_fit
-from supervisor.core.substitution import RANK_WORDS, RUN_WORDS, show, words_in
+from supervisor.core.substitution import RUN_WORDS, show
+
+COLLECTION_LIMIT: Final = 14_400.0
+"""Seconds: what collectors of self-benchmarks use as the limit of a whole collection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,56 +87,6 @@ class Role:
         Rule(choice("on", "off"), "off: srun starts the command itself, without an agent"),
     ] = "on"
     srun_options: Annotated[tuple[str, ...], Rule(List(SRUN_OPTION), "further options of the step's srun")] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class FieldRule:
-    """What one field of a JSON file must be; all the rules that are given must hold."""
-
-    exists: Annotated[bool | None, Rule(FLAG, "false: the field must not be there; else it must")] = None
-    equals: Annotated[str | int | float | bool | None, Rule(SCALAR, "the value; true is not 1, 1.0 is")] = None
-    min: Annotated[float | None, Rule(number(None, None, "a finite number"), "a number, at least this")] = None
-    max: Annotated[float | None, Rule(number(None, None, "a finite number"), "a number, at most this")] = None
-    length_min: Annotated[
-        int | None, Rule(number(0, None, "a whole number", True), "least length of a list, table or string")
-    ] = None
-
-
-@dataclass(frozen=True, slots=True)
-class Artifact:
-    """Files that the run must produce, and what they must contain: a contract of the run, or of each node."""
-
-    name: Annotated[str, Rule(NAME, "the contract's name")]
-    path: Annotated[
-        str,
-        Rule(
-            climbless("relative", EVERYWHERE),
-            "file below the root; * ? [] match inside a name, ** any directories",
-        ),
-    ]
-    root: Annotated[str, Rule(climbless("absolute", EVERYWHERE), "directory that no path leaves")] = "{run_dir}"
-    per: Annotated[Literal["run", "node"], Rule(choice("run", "node"), "one contract a run, or one a node")] = "run"
-    roles: Annotated[
-        tuple[str, ...],
-        Rule(List(NAME, 1, "a list of roles"), 'per = "node": the roles whose nodes; default: all'),
-    ] = ()
-    count: Annotated[
-        int, Rule(number(1, 1_000_000, "a number of files", whole=True), "at least so many files match")
-    ] = 1
-    non_empty: Annotated[bool, Rule(FLAG, "an empty file does not count")] = True
-    format: Annotated[Literal["any", "json"], Rule(choice("any", "json"), "json: one JSON object or list")] = "any"
-    fields: Annotated[
-        dict[str, FieldRule],
-        Rule(
-            Names(
-                r".+",
-                'dotted paths in quotes ("a.b.0.c")',
-                Table(rules_of(FieldRule), "a table with exists, equals, min, max or length_min", FieldRule),
-            ),
-            "rules for JSON fields, by dotted path; a number is a place in a list, \\. a dot in a name",
-        ),
-    ] = field(default_factory=dict)
-    required: Annotated[bool, Rule(FLAG, "the run is no success without it")] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +124,23 @@ class Collect:
             "patterns; relative ones start at the run directory",
         ),
     ] = ()
+    nodes: Annotated[
+        tuple[str, ...],
+        Rule(
+            List(climbless("absolute", EVERYWHERE), 0, "a list of absolute paths"),
+            "patterns of files on each node's own disks, fetched to {run_dir}/collected/nodes/RANK",
+        ),
+    ] = ()
+    size_max: Annotated[
+        int, Rule(number(1, 1 << 50, "a number of bytes", whole=True), "bytes: at most so many are copied")
+    ] = 16 << 30
+    bundle: Annotated[
+        str | None,
+        Rule(
+            Text("a file name that ends in .tar.gz or .tgz", pattern=r"[A-Za-z0-9_][A-Za-z0-9._-]*\.(tar\.gz|tgz)"),
+            "an archive of logs and collected files, made in the run directory",
+        ),
+    ] = None
     required: Annotated[bool, Rule(FLAG, "the run is no success if a file cannot be collected")] = False
 
 
@@ -241,6 +210,14 @@ class Plan:
         window = self.deadlines.finalization if self.artifacts else 0.0
         return first + rest + window + self.deadlines.collect
 
+    @property
+    def collection_deadline(self) -> float | None:
+        """Seconds from the run's start until every contract must be decided. A contract that waits for the ranks of a
+        self-benchmark has no other limit before their last file is there, so plans with one have this in any case."""
+        if self.deadlines.artifacts is None and any(artifact.contract == "fpm" for artifact in self.artifacts):
+            return COLLECTION_LIMIT
+        return self.deadlines.artifacts
+
     def role_of(self, rank: int) -> Role:
         """The role of `rank`. Raises KeyError when the plan has no such rank."""
         for role in self.roles:
@@ -309,52 +286,8 @@ def _coordinator_exists(draft: Draft, uses: Uses) -> Iterator[PlanError]:
             yield PlanError(f"{join('roles', name)}.critical", "false", "true: the coordinator is in this role")
 
 
-def _artifacts_agree(draft: Draft, uses: Uses) -> Iterator[PlanError]:
-    """Names are unique, roles exist, fields have rules, and no two nodes would write the same file."""
-    artifacts = draft["artifacts"]
-    if artifacts == () and draft["finish"] == "artifacts":
-        yield PlanError("run.finish", '"artifacts" in a plan without any', "at least one [[artifacts]] table")
-    seen: dict[str, int] = {}
-    for i, artifact in enumerate(() if artifacts is WRONG else artifacts):
-        name = artifact["name"]
-        if name is not WRONG and seen.setdefault(name, i) != i:
-            yield PlanError(f"artifacts[{i}].name", f"{name} again", f"another name than artifacts[{seen[name]}]")
-        for key, found, expected in (*_contents(artifact), *_places(artifact, _ranks(draft))):
-            yield PlanError(f"artifacts[{i}].{key}", found, expected)
-
-
-def _contents(artifact: Draft) -> Iterator[tuple[str, str, str]]:
-    """Rules for fields that can be applied and met; a count that the pattern can reach."""
-    rules, pattern, count = artifact["fields"], artifact["path"], artifact["count"]
-    if rules and artifact["format"] == "any":
-        yield "fields", 'format = "any"', 'format = "json" for rules about fields'
-    if isinstance(pattern, str) and isinstance(count, int) and count > 1 and not re.search(r"[*?\[]", pattern):
-        yield "count", str(count), "1, for the path names one file; or a pattern in the path"
-    for key, rule in rules.items() if isinstance(rules, dict) else ():
-        if not isinstance(rule, FieldRule):
-            continue
-        if rule == FieldRule():
-            yield join("fields", key), "no rule", "exists, equals, min, max or length_min"
-        if rule.exists is False and rule != FieldRule(exists=False):
-            yield join("fields", key), "exists = false beside other rules", "exists = false alone"
-        if rule.min is not None and rule.max is not None and rule.min > rule.max:
-            yield join("fields", key), f"min {rule.min} above max {rule.max}", "min at most max"
-
-
-def _places(artifact: Draft, ranks: dict[str, tuple[int, ...]] | None) -> Iterator[tuple[str, str, str]]:
-    """Roles that exist, and a place of its own for each node's file."""
-    per, wanted = artifact["per"], artifact["roles"]
-    if per == "run" and wanted:
-        yield "roles", 'roles with per = "run"', 'per = "node", or no roles'
-    if per != "node" or wanted is WRONG or ranks is None:
-        return
-    for name in wanted:
-        if name not in ranks:
-            yield "roles", show(name), f"a role of the plan{like(name, ranks)}"
-    nodes = sum(len(ranks.get(name, ())) for name in set(wanted or ranks))
-    places = (artifact["root"], artifact["path"])
-    if nodes > 1 and WRONG not in places and not {"rank", "node"}.intersection(words_in("/".join(places))):
-        yield "path", f"the same path for {nodes} nodes", "{rank} or {node} in the path or the root"
+def _artifacts_fit(draft: Draft, uses: Uses) -> Iterator[PlanError]:
+    yield from artifacts_agree(draft, _ranks(draft))
 
 
 def _words_known(draft: Draft, uses: Uses) -> Iterator[PlanError]:
@@ -363,12 +296,11 @@ def _words_known(draft: Draft, uses: Uses) -> Iterator[PlanError]:
     for at, word in uses:
         if word == "coordinator_node" and draft["coordinator"] is None:
             yield PlanError(at, "{coordinator_node} in a plan without a coordinator", "a [coordinator] table")
-        place = re.match(r"artifacts\[(\d+)\]", at)
-        if place and word in RANK_WORDS and artifacts is not WRONG and artifacts[int(place[1])]["per"] == "run":
-            yield PlanError(at, f'{{{word}}} with per = "run"', 'per = "node"')
+        if artifacts is not WRONG:
+            yield from words_have_values(artifacts, at, word)
 
 
-CROSS_RULES: Final = (_ranks_fit, _coordinator_exists, _artifacts_agree, _words_known, components_fit)
+CROSS_RULES: Final = (_ranks_fit, _coordinator_exists, _artifacts_fit, _words_known, components_fit)
 
 
 # ---------------------------------------------------------------------------------------------------- reading

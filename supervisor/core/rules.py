@@ -11,6 +11,7 @@ from typing import Final
 
 from supervisor.core import codes
 from supervisor.core import commands as cmd
+from supervisor.core.on_evidence import open_window
 from supervisor.core.state import COLLECT_MARGIN, COORDINATOR_FIRST, FINAL, RELEASE_LIMIT, RankState
 from supervisor.core.turn import Turn
 
@@ -40,6 +41,19 @@ def nothing_to_wait_for(turn: Turn) -> None:
     left = any(rank.phase not in ("gone", *FINAL) for rank in turn.state.ranks)
     if not left or all(contract.final for contract in turn.state.contracts):
         turn.settle()
+
+
+def open_windows_of_nodes(turn: Turn) -> None:
+    """A self-benchmark's node has all its ranks' files, or nobody is left on it who could write them: what is still
+    missing must come now."""
+    if turn.ending:
+        return
+    for item in turn.state.contracts:
+        if not item.ranked or item.rank is None or item.state not in ("pending", "ranks_complete"):
+            continue
+        left = turn.rank(item.rank).phase not in ("gone", *FINAL)
+        if item.state == "ranks_complete" or not left:
+            open_window(turn, item.contract)
 
 
 def contracts_done(turn: Turn) -> None:
@@ -117,6 +131,7 @@ def all_over(turn: Turn) -> None:
 RULES: Final[tuple[Callable[[Turn], None], ...]] = (
     start_ranks,
     all_running,
+    open_windows_of_nodes,
     nothing_to_wait_for,
     contracts_done,
     retry_marker,

@@ -15,6 +15,8 @@ RUN_WORDS: Final = ("jobid", "run_dir", "logs", "nodes", "coordinator_node")
 """Substitutions known everywhere in a run; `coordinator_node` only in a plan that has a coordinator."""
 RANK_WORDS: Final = ("rank", "node", "role")
 """Known only where one rank is meant: a role's command, env and cwd, an artifact with per = "node"."""
+CONCURRENCY: Final = "concurrency"
+"""Known only in the path of a sweep's results."""
 
 
 class SubstitutionError(ValueError):

@@ -8,7 +8,7 @@ from typing import Final
 from supervisor.core import codes
 from supervisor.core import commands as cmd
 from supervisor.core import events as ev
-from supervisor.core.on_evidence import expire, marker_trouble
+from supervisor.core.on_evidence import late, marker_trouble
 from supervisor.core.state import LOOK_LIMIT
 from supervisor.core.turn import Turn
 
@@ -32,18 +32,19 @@ def time_limit(turn: Turn, _: str) -> None:
 
 
 def artifacts_deadline(turn: Turn, _: str) -> None:
-    turn.clear_timers("finalization", "late:finalization")
+    windows = [name for name in turn.state.deadlines if name.startswith(("finalization:", "late:"))]
+    turn.clear_timers(*windows)
     last_look(turn, "deadline")
 
 
-def finalization_over(turn: Turn, _: str) -> None:
-    last_look(turn, "finalization")
+def finalization_over(turn: Turn, contract: str) -> None:
+    last_look(turn, f"finalization:{contract}")
 
 
-def last_look(turn: Turn, reason: str) -> None:
+def last_look(turn: Turn, closed: str) -> None:
     """A window closes: look once more before judging, for the last look may be older than the files."""
     turn.change(look=turn.record.seq)
-    turn.set_timer(f"late:{reason}", LOOK_LIMIT)
+    turn.set_timer(f"late:{closed}", LOOK_LIMIT)
     turn.ask(cmd.CheckArtifacts(turn.record.seq))
 
 
@@ -118,7 +119,7 @@ TIMERS: Final[dict[str, Callable[[Turn, str], None]]] = {
     "time_limit": time_limit,
     "artifacts": artifacts_deadline,
     "finalization": finalization_over,
-    "late": expire,
+    "late": late,
     "hello": no_hello,
     "launch": not_launched,
     "silence": rank_lost,

@@ -14,6 +14,7 @@ from typing import Any, Final
 from supervisor.core import artifacts, codes
 from supervisor.core import commands as cmd
 from supervisor.core import events as ev
+from supervisor.core.artifacts import ArtifactState
 from supervisor.core.plan import Plan
 from supervisor.core.state import (
     BEFORE_THE_END,
@@ -79,6 +80,16 @@ class Turn:
         ranks = self.state.ranks
         self.change(ranks=(*ranks[:number], changed, *ranks[number + 1 :]))
         return changed
+
+    def contract(self, name: str) -> ArtifactState:
+        return next(item for item in self.state.contracts if item.contract == name)
+
+    def change_contract(self, name: str, change: Callable[[ArtifactState], ArtifactState]) -> None:
+        """Change one contract, unless it has come to its end: nothing takes that back."""
+        contracts = self.state.contracts
+        self.change(
+            contracts=tuple(change(item) if item.contract == name and not item.final else item for item in contracts)
+        )
 
     def ask(self, command: cmd.Command) -> None:
         self.commands.append(command)

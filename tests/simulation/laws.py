@@ -189,7 +189,11 @@ def every_wait_has_a_deadline(world: World, turn: Turn) -> None:
     assert asking == ("marker" in state.deadlines)
     assert state.phase == "settling" or not state.reading
     if state.work_done:
-        assert {"finalization", "late:finalization", "late:deadline"} & set(state.deadlines)
+        for contract in (item for item in state.contracts if not item.final):
+            window = f"finalization:{contract.contract}"
+            assert {window, f"late:{window}", "late:deadline"} & set(state.deadlines) or (
+                contract.ranked and contract.state == "pending" and "artifacts" in state.deadlines
+            )
     if state.phase == "collecting":
         assert "collect" in state.deadlines
 

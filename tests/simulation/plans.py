@@ -52,6 +52,8 @@ def _artifacts(pick: Pick, size: int, at_least: int) -> list[dict[str, Any]]:
         artifact: dict[str, Any] = {"name": f"a{number}", "path": f"a{number}.json", "required": pick((True, False))}
         if pick((False, True)):
             artifact |= {"per": "node", "path": f"a{number}.{{rank}}.json", "roles": [f"r{pick(range(size))}"]}
+        elif pick((False, True)):
+            artifact |= {"contract": "fpm", "ranks_per_node": 4}
         found.append(artifact)
     return found
 

@@ -155,13 +155,21 @@ class World(Steps):
             name = contract.contract
             if not contract.final and self.disk[name] != self.told[name]:
                 found[f"seen {name}"] = partial(self._see, name)
-            if self.disk[name] == "pending" and not self.lazy and (self.kind or name not in self.never):
+            if (
+                self.disk[name] in ("pending", "ranks_complete")
+                and not self.lazy
+                and (self.kind or name not in self.never)
+            ):
                 found[f"write {name}"] = partial(self._write, name)
         if self.looks:
             found["looked"] = lambda _: self._looked()
         return found
 
     def _write(self, name: str, pick: Pick) -> None:
+        ranked = next(item.ranked for item in self.state.contracts if item.contract == name)
+        if ranked and self.disk[name] == "pending" and pick((True, False)):
+            self.disk[name] = "ranks_complete"
+            return
         found = "valid" if self.kind else pick(("valid", "valid", "invalid", "never"))
         if found == "never":
             self.never.add(name)
@@ -171,7 +179,14 @@ class World(Steps):
     def _see(self, name: str, _: Pick | None = None) -> None:
         self.told[name] = self.disk[name]
         problems = [] if self.disk[name] == "valid" else [f"{name}: not yet"]
-        self.take(ev.ArtifactSeen(name, self.disk[name], problems, [{"path": name, "size": 1, "sha256": None}]))
+        self.take(
+            ev.ArtifactSeen(
+                name,
+                self.disk[name],
+                problems,
+                [{"path": name, "size": 1, "sha256": None, "kind": "file", "problems": []}],
+            )
+        )
 
     def _looked(self) -> None:
         asked = self.looks.pop(0)
@@ -262,7 +277,7 @@ class World(Steps):
     def _all_limits(self) -> float:
         """Seconds: everything that can be waited for, one after the other, and a stop of both tiers."""
         state, limits = self.state, self.plan.deadlines
-        until_decided = limits.run or 0.0, limits.artifacts or 0.0, (state.end_at or self.now) - self.now
+        until_decided = limits.run or 0.0, self.plan.collection_deadline or 0.0, (state.end_at or self.now) - self.now
         work = limits.journal + limits.hello * 2 + limits.silence + self.plan.marker.recheck + MARKER_LIMIT
         contracts = limits.finalization + 2 * LOOK_LIMIT
         grace = max(role.grace for role in self.plan.roles)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supervisor.core.artifact_table import Artifact
 from supervisor.core.artifacts import (
     FINAL,
     TRANSITIONS,
@@ -26,7 +27,7 @@ from supervisor.core.artifacts import (
     observe,
     open_window,
 )
-from supervisor.core.plan import Artifact, Plan, Role
+from supervisor.core.plan import Plan, Role
 
 ANSWERS = ("pending", "ranks_complete", "valid", "invalid")
 EVENTS: tuple[Event, ...] = get_args(Event)
@@ -155,14 +156,14 @@ def test_instances() -> None:
     every = Artifact("every", "e_{rank}.json", per="node")
     some = Artifact("some", "s_{rank}.json", per="node", roles=("workers",))
     assert instances(plan(every, run, some)) == (
-        *(Instance(f"every@{rank}", every, rank) for rank in (0, 1, 2, 3)),
+        *(Instance(f"every@{rank}", every, rank, rank, 4) for rank in (0, 1, 2, 3)),
         Instance("run", run, None),
-        *(Instance(f"some@{rank}", some, rank) for rank in (0, 2, 3)),
+        *(Instance(f"some@{rank}", some, rank, node, 3) for node, rank in enumerate((0, 2, 3))),
     )
     assert instances(plan()) == ()
 
 
 def test_the_initial_state_is_pending() -> None:
     state = initial(Instance("every@2", Artifact("every", "x", per="node"), 2))
-    assert state == ArtifactState("every@2", 2, "pending", None, None)
+    assert state == ArtifactState("every@2", 2, False, "pending", None, None)
     assert not state.final

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from supervisor.contracts import generic
 from supervisor.contracts.generic import check, preexisting, root_of
+from supervisor.core.artifact_table import Artifact, FieldRule
 from supervisor.core.artifacts import FileFact, Finding, Instance
-from supervisor.core.plan import Artifact, FieldRule
 from supervisor.core.substitution import SubstitutionError
 
 VALUES = {"jobid": "7", "rank": "1", "node": "n1", "role": "w", "nodes": "n0,n1"}

@@ -15,14 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supervisor.core import artifact_table, slurm_table
 from supervisor.core import plan as plans
-from supervisor.core import slurm_table
+from supervisor.core.artifact_table import Artifact, FieldRule
 from supervisor.core.fields import PlanError, PlanErrors
 from supervisor.core.plan import (
-    Artifact,
     Collect,
     Deadlines,
-    FieldRule,
     Marker,
     Plan,
     Role,
@@ -135,7 +134,7 @@ def test_a_small_plan_gets_the_defaults() -> None:
         marker=Marker("{run_dir}/.bench_done.{jobid}", "supervisor", 5),
         artifacts=(),
         deadlines=Deadlines(60, None, None, 120, 60, 60, 5),
-        collect=Collect((), False),
+        collect=Collect(),
         python=None,
     )
 
@@ -162,7 +161,7 @@ def test_a_full_plan_is_read_whole() -> None:
     assert plan.coordinator == 1
     assert plan.marker == Marker("/shared/.done.{jobid}", "coordinator", 0)
     assert plan.deadlines == Deadlines(5, 3600, 1800.5, 1, 10, 20, 2)
-    assert plan.collect == Collect(("*.log", "/var/log/{jobid}/*"), True)
+    assert plan.collect == Collect(("*.log", "/var/log/{jobid}/*"), required=True)
     result, log = plan.artifacts
     rules = {
         "a.b.0": FieldRule(equals=0),
@@ -170,7 +169,9 @@ def test_a_full_plan_is_read_whole() -> None:
         "gone": FieldRule(exists=False),
     }
     assert result == Artifact("result", "out/*/r_[0-9].json", count=2, format="json", fields=rules)
-    assert log == Artifact("log", "{rank}/**", "/data/{jobid}", "node", ("server",), non_empty=False, required=False)
+    assert log == Artifact(
+        "log", "{rank}/**", "/data/{jobid}", per="node", roles=("server",), non_empty=False, required=False
+    )
     assert (plan.ranks, plan.size) == ((0, 1, 2), 3)
     assert plan.role_of(2) is server
     with pytest.raises(KeyError):
@@ -232,7 +233,7 @@ def test_plans_are_frozen() -> None:
 
 
 def test_every_field_says_what_it_is_for() -> None:
-    known = {**vars(plans), **vars(slurm_table)}
+    known = {**vars(plans), **vars(artifact_table), **vars(slurm_table)}
     shapes = [each for each in known.values() if is_dataclass(each) and isinstance(each, type)]
     assert {shape.__name__ for shape in shapes} == {
         "Role", "FieldRule", "Artifact", "Marker", "Deadlines", "Collect", "Slurm", "Component", "Plan"
@@ -423,8 +424,15 @@ MISTAKES: list[tuple[tuple[str | int, ...], Any, str, str, str]] = [
 ]  # fmt: skip
 
 TWO_NODES = ("path", "the same path for 4 nodes", "{rank} or {node} in the path or the root")
-NO_RUN_DIR = "{jobid} {nodes} {coordinator_node} {rank} {node} {role} ({{ is a brace)"
+NO_RUN_DIR = "{jobid} {nodes} {coordinator_node} {rank} {node} {role} {concurrency} ({{ is a brace)"
 LIKE_SERVER = "a role of the plan; did you mean server?"
+FPM: dict[str, Any] = {"contract": "fpm", "path": "b.json", "ranks_per_node": 4}
+BASE = "the path of data-parallel rank 0's file, NAME.json, without wildcards"
+LOCAL_RANKS = "the number of data-parallel ranks on each node"
+NO_FIELDS = ('fields with contract = "fpm"', 'contract = "files", or no fields')
+IN_NAMES = "{concurrency} in it, where the results' names hold the concurrency"
+EXPECTED_SET = "the list of concurrencies whose results must come"
+SWEEP: dict[str, Any] = {"contract": "sweep", "path": "r_{concurrency}.json", "concurrencies": [1, 8]}
 ARTIFACT_MISTAKES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"path": "/etc/x"}, "path", '"/etc/x"', RELATIVE),
     ({"path": "a/../x"}, "path", '"a/../x"', RELATIVE),
@@ -444,13 +452,32 @@ ARTIFACT_MISTAKES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"per": "node", "roles": [], "path": "{rank}"}, "roles", "[]", "a list of roles"),
     ({"path": "{rank}"}, "path", '{rank} with per = "run"', 'per = "node"'),
     ({"root": "/x/{node}"}, "root", '{node} with per = "run"', 'per = "node"'),
-    ({"fields": {"a": {"equals": 1}}}, "fields", 'format = "any"', 'format = "json" for rules about fields'),
-]
+    ({"fields": {"a": {"equals": 1}}}, "fields", 'format = "any"', 'format = "json" or "jsonl" for rules about fields'),
+    ({"lines_min": 2, "format": "json"}, "lines_min", 'format = "json"', 'format = "jsonl" for a number of lines'),
+    ({"size_min": 9, "size_max": 8}, "size_max", "size_max 8 below size_min 9", "size_max at least size_min"),
+    ({"checksums": "/etc/sums"}, "checksums", '"/etc/sums"', RELATIVE),
+    ({"checker": []}, "checker", "[]", "a list of strings, the program first"),
+    ({"contract": "ftp"}, "contract", '"ftp"', '"files" or "fpm" or "sweep"'),
+    ({"legacy": True}, "legacy", 'true with contract = "files"', 'contract = "fpm"'),
+    ({"concurrencies": [1]}, "concurrencies", '[1] with contract = "files"', 'contract = "sweep"'),
+    ({"path": "r_{concurrency}"}, "path", '{concurrency} with contract = "files"', 'contract = "sweep"'),
+    (FPM | {"size_min": 2}, "size_min", '2 with contract = "fpm"', 'contract = "files"'),
+    (FPM | {"ranks_per_node": None}, "ranks_per_node", "null", "a number of ranks, 1..4096"),
+    ({"contract": "fpm", "path": "b.json"}, "ranks_per_node", "nothing", LOCAL_RANKS),
+    (FPM | {"path": "b*.json"}, "path", '"b*.json"', BASE),
+    (FPM | {"path": "b"}, "path", '"b"', BASE),
+    (FPM | {"mode": "both"}, "mode", '"both"', '"prefill" or "decode" or "agg"'),
+    (FPM | {"fields": {"a": {"equals": 1}}}, "fields", *NO_FIELDS),
+    (SWEEP | {"concurrencies": [8, 8]}, "concurrencies", "[8, 8]", "each concurrency once"),
+    (SWEEP | {"concurrencies": [0]}, "concurrencies[0]", "0", "a whole number, 1..10000000"),
+    (SWEEP | {"path": "r.json"}, "path", '"r.json"', IN_NAMES),
+    ({"contract": "sweep", "path": "r_{concurrency}"}, "concurrencies", "nothing", EXPECTED_SET),
+]  # fmt: skip
 
 FIELD_MISTAKES: list[tuple[Any, str, str, str]] = [
-    ({}, "", "no rule", "exists, equals, min, max or length_min"),
-    (0, "", "0", "a table with exists, equals, min, max or length_min"),
-    ({"c": {"min": 1}}, ".c", "an unknown key", "a known key, one of exists, equals, min, max, length_min"),
+    ({}, "", "no rule", "exists, equals, min, max, length_min or length_max"),
+    (0, "", "0", "a table with exists, equals, min, max, length_min or length_max"),
+    ({"c": {"min": 1}}, ".c", "an unknown key", "a known key, one of exists, equals, min, max, length_min, length_max"),
     ({"min": 2, "max": 1}, "", "min 2 above max 1", "min at most max"),
     ({"exists": False, "min": 1}, "", "exists = false beside other rules", "exists = false alone"),
     ({"min": True}, ".min", "true", "a finite number"),
@@ -473,6 +500,14 @@ def test_one_mistake_in_an_artifact(extra: dict[str, Any], key: str, found: str,
     data = small()
     data["artifacts"] = [ARTIFACT | extra]
     assert complaints(data) == [PlanError(f"artifacts[0].{key}", found, expected)]
+
+
+@pytest.mark.parametrize("extra", [FPM, SWEEP, FPM | {"roles": ["server"]}, SWEEP | {"checker": ["./ok", "{run_dir}"]}])
+def test_contracts_of_every_kind(extra: dict[str, Any]) -> None:
+    data = small()
+    data["artifacts"] = [ARTIFACT | extra]
+    [artifact] = parse_plan(data, "p.toml").artifacts
+    assert artifact.per_node == (artifact.contract == "fpm")
 
 
 @pytest.mark.parametrize(("rule", "key", "found", "expected"), FIELD_MISTAKES)

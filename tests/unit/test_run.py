@@ -677,7 +677,7 @@ def test_a_window_that_closes_makes_late_after_one_more_look() -> None:
     run = Run(artifacts=[RESULT]).start()
     run.complete()
     closes = run.now + FINALIZATION
-    run.fire("finalization")
+    run.fire("finalization:result")
     assert run.now == closes
     assert run.commands == [cmd.CheckArtifacts(run.state.seq)]
     run.take(ev.ArtifactsLooked(run.state.seq))
@@ -689,14 +689,15 @@ def test_the_window_is_for_what_is_still_open() -> None:
     run = Run(artifacts=[{"name": "other", "path": "other.json"}, RESULT]).start()
     run.see(contract="other")
     run.complete()
-    assert "finalization" in run.state.deadlines
+    assert "finalization:result" in run.state.deadlines
+    assert "finalization:other" not in run.state.deadlines
     assert [contract.state for contract in run.state.contracts] == ["complete", "finalizing"]
 
 
 def test_the_last_look_may_still_find_it() -> None:
     run = Run(artifacts=[RESULT]).start()
     run.complete()
-    run.fire("finalization")
+    run.fire("finalization:result")
     run.see()
     assert run.reason == "completed"
 
@@ -705,7 +706,7 @@ def test_an_answer_to_an_earlier_look_is_not_the_last() -> None:
     run = Run(artifacts=[RESULT]).start()
     run.complete()
     earlier = run.state.seq
-    run.fire("finalization")
+    run.fire("finalization:result")
     run.take(ev.ArtifactsLooked(earlier))
     assert run.reason == "undecided"
 
@@ -713,8 +714,8 @@ def test_an_answer_to_an_earlier_look_is_not_the_last() -> None:
 def test_a_look_that_is_not_answered_ends_too() -> None:
     run = Run(artifacts=[RESULT]).start()
     run.complete()
-    run.fire("finalization")
-    run.fire("late:finalization")
+    run.fire("finalization:result")
+    run.fire("late:finalization:result")
     assert run.failure() == (None, "late", 65)
 
 
@@ -731,7 +732,7 @@ def test_the_deadline_caps_the_window() -> None:
     run = Run(artifacts=[RESULT], deadlines={"artifacts": 30}).start()
     run.complete()
     run.fire("artifacts")
-    assert "finalization" not in run.state.deadlines
+    assert "finalization:result" not in run.state.deadlines
     run.fire("late:deadline")
     assert run.failure() == (None, "late", 124)
 
@@ -748,7 +749,7 @@ def test_a_deadline_that_only_what_is_not_required_has_missed_ends_nothing() -> 
 def test_what_is_not_required_may_be_missing() -> None:
     run = Run(artifacts=[{**RESULT, "required": False}]).start()
     run.complete()
-    run.fire("finalization")
+    run.fire("finalization:result")
     run.take(ev.ArtifactsLooked(run.state.seq))
     assert run.reason == "completed"
 
@@ -758,7 +759,7 @@ def test_what_is_wrong_is_told_rather_than_what_is_missing() -> None:
     run = Run(artifacts=[RESULT, other]).start()
     run.see("invalid", "other")
     run.complete()
-    run.fire("finalization")
+    run.fire("finalization:result")
     run.take(ev.ArtifactsLooked(run.state.seq))
     assert run.failure() == (None, "artifact", 65)
     assert "other" in run.verdict.summary
@@ -768,6 +769,83 @@ def test_a_checker_that_breaks_is_our_fault() -> None:
     run = Run(artifacts=[RESULT]).start()
     run.take(ev.CheckerFault("result", "KeyError: 'a'"))
     assert run.failure() == (None, "fault", 125)
+
+
+# --- self-benchmarks: a window for each node ------------------------------------------------------------------------
+
+FPM = {"name": "fpm", "path": "bench.json", "contract": "fpm", "ranks_per_node": 4, "roles": ["r1", "r2"]}
+
+
+def windows(run: Run) -> dict[str, float]:
+    """Seconds until each open window closes."""
+    prefix = "finalization:"
+    due = run.state.deadlines.items()
+    return {name.removeprefix(prefix): at - run.now for name, at in due if name.startswith(prefix)}
+
+
+def test_a_nodes_window_opens_with_its_last_rank_and_only_once() -> None:
+    run = Run(artifacts=[FPM]).start()
+    run.see("pending", "fpm@1")
+    assert windows(run) == {}
+    run.see("ranks_complete", "fpm@1")
+    assert windows(run) == {"fpm@1": FINALIZATION}
+    run.take(ev.Noted("time passes"), after=10)
+    run.see("pending", "fpm@1")  # a network file system shows the past
+    run.see("ranks_complete", "fpm@1")
+    run.see("ranks_complete", "fpm@2")
+    assert windows(run) == {"fpm@1": FINALIZATION - 10, "fpm@2": FINALIZATION}
+
+
+def test_the_coordinators_zero_opens_no_nodes_window() -> None:
+    """The ranks are still being measured: the window is for what comes after them."""
+    run = Run(artifacts=[FPM, RESULT]).start()
+    run.complete()
+    assert windows(run) == {"result": FINALIZATION}
+    run.see("ranks_complete", "fpm@2")
+    run.see("valid", "fpm@2")
+    assert windows(run) == {"result": FINALIZATION}
+
+
+def test_a_nodes_window_that_closes_ends_nothing_but_that_nodes_wait() -> None:
+    run = Run(artifacts=[FPM]).start()
+    run.see("ranks_complete", "fpm@1")
+    run.complete()
+    run.fire("finalization:fpm@1")
+    run.take(ev.ArtifactsLooked(run.state.seq))
+    assert [contract.state for contract in run.state.contracts] == ["late", "pending"]
+    assert run.reason == "undecided"
+    assert not stops(run)
+    run.see("valid", "fpm@2")
+    assert run.failure() == (None, "late", 65)
+
+
+def test_the_collection_deadline_caps_a_nodes_window() -> None:
+    run = Run(artifacts=[FPM], deadlines={"artifacts": 30}).start()
+    run.complete()
+    run.see("ranks_complete", "fpm@1")
+    run.fire("artifacts")
+    assert windows(run) == {}
+    run.take(ev.ArtifactsLooked(run.state.seq))
+    assert run.failure() == (None, "late", 124)
+    assert {contract.reason for contract in run.state.contracts} == {"deadline"}
+
+
+def test_a_self_benchmark_has_a_collection_deadline_in_any_case() -> None:
+    run = Run(artifacts=[FPM]).start()
+    assert run.state.deadlines["artifacts"] - run.state.started_at == 14_400
+    assert "artifacts" not in Run(artifacts=[RESULT]).start().state.deadlines
+
+
+def test_a_node_without_anybody_who_could_write_gets_its_window() -> None:
+    """It would hold the others until the collection deadline otherwise."""
+    run = Run(artifacts=[FPM], roles={1: {"critical": False}}).start()
+    run.end(1, 3)
+    assert windows(run) == {}
+    run.take(ev.TreeGone(1, 0))
+    assert windows(run) == {"fpm@1": FINALIZATION}
+    run.see("ranks_complete", "fpm@1")
+    run.see("valid", "fpm@1")
+    assert windows(run) == {}
 
 
 # --- runs that their artifacts end -------------------------------------------------------------------------------
@@ -809,7 +887,7 @@ def test_the_window_opens_when_nobody_is_left_who_could_write() -> None:
     run.end(1, 0)
     run.take(ev.TreeGone(0, 0), ev.TreeGone(1, 0))
     run.read_marker()
-    run.fire("finalization")
+    run.fire("finalization:result")
     run.take(ev.ArtifactsLooked(run.state.seq))
     assert run.failure() == (None, "late", 65)
 
