@@ -208,6 +208,7 @@ def fates(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     }
     for name in ("cancelled", "timeout", "node lost", "requeued"):
         found[name].prints(": up\n")
+    found["timeout"].says("Slurm's time limit is")  # it has read the one that is about to change
     for argv in (
         ["scancel", str(found["cancelled"].jobid)],
         ["scontrol", "update", f"JobId={found['timeout'].jobid}", "EndTime=now+5"],
