@@ -93,6 +93,7 @@ def _passed(source: str, plan: Plan) -> dict[str, Any]:
         "coordinator": plan.coordinator,
         "contracts": [instance.contract_id for instance in instances(plan)],
         "slurm": asdict(plan.slurm),
+        "finalization": plan.deadlines.finalization,
         "shutdown_budget": plan.shutdown_budget,
     }
 
@@ -116,6 +117,7 @@ def _summary(source: str, plan: Plan) -> str:
         ("coordinator", coordinator),
         ("finish", f"when the {plan.finish} {'ends' if plan.finish == 'coordinator' else 'are complete'}"),
         ("contracts", "; ".join(contracts) or "none"),
+        *([("finalization", f"{plan.deadlines.finalization:g} s for what comes last")] if plan.artifacts else []),
         ("time to end", f"{plan.shutdown_budget:g} s before Slurm's time limit"),
         *(("slurm", text) for text in _asked(plan)),
     ]

@@ -6,11 +6,13 @@ the line on which a key stands (Python's TOML reader keeps no positions for what
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from supervisor.core import finalization
 from supervisor.core.fields import PlanError, PlanErrors, join
 from supervisor.core.plan import Plan, parse_plan
 
@@ -29,7 +31,8 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def read_plan(path: str | Path) -> tuple[Plan, str]:
-    """The plan in a file and the file's text, read once: it may be a pipe, or change. Raises PlanErrors."""
+    """The plan in a file, with what the environment sets in it, and the file's text, read once: it may be a pipe, or
+    change. Raises PlanErrors."""
     source = str(path)
     text = _text(path, source)
     try:
@@ -39,9 +42,13 @@ def read_plan(path: str | Path) -> tuple[Plan, str]:
     except ValueError as error:  # TOMLDecodeError, and a number that is too long
         raise PlanErrors([_syntax_error(str(error), text)], source) from None
     try:
-        return parse_plan(data, source), text
-    except PlanErrors as errors:
-        raise PlanErrors(list(_with_lines(errors.errors, text)), source) from None
+        plan, errors = parse_plan(data, source), []
+    except PlanErrors as wrong:
+        plan, errors = None, list(_with_lines(wrong.errors, text))
+    errors += finalization.mistakes(plan, os.environ)
+    if plan is None or errors:
+        raise PlanErrors(errors, source) from None
+    return finalization.with_window(plan, os.environ), text
 
 
 def _text(path: str | Path, source: str) -> str:

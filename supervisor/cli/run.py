@@ -169,7 +169,7 @@ def _drive(
         launcher=launcher.kind,
         host=socket.gethostname(),
         pid=os.getpid(),
-        plan=_journalled(tomllib.loads(plan_text)),
+        plan=_journalled(tomllib.loads(plan_text), layout.plan),
         versions=versions(),
         cluster=os.environ.get("SLURM_CLUSTER_NAME", "") if launcher.kind == "slurm" else "",
         user=os.environ.get("SLURM_JOB_USER", "") if launcher.kind == "slurm" else "",
@@ -195,13 +195,15 @@ def _drive(
     return outcome.code
 
 
-def _journalled(plan: dict[str, Any]) -> dict[str, Any]:
-    """The plan's data without the values of its environment variables: they may be secrets, and decide nothing."""
+def _journalled(data: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """The plan's data with the finalization window that counts, which the environment may have set, and without the
+    values of its environment variables: they may be secrets, and decide nothing."""
+    deadlines = {**data.get("deadlines", {}), "finalization": plan.deadlines.finalization}
     roles = {
         name: {**role, "env": dict.fromkeys(role["env"], "not journalled")} if "env" in role else role
-        for name, role in plan["roles"].items()
+        for name, role in data["roles"].items()
     }
-    return {**plan, "roles": roles}
+    return {**data, "roles": roles, "deadlines": deadlines}
 
 
 def _verdict(run_id: str, outcome: Outcome) -> str:

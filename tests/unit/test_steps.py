@@ -148,7 +148,7 @@ def test_the_environment_of_a_plan_is_not_journalled() -> None:
 
     env: Mapping[str, str] = {"TOKEN": "secret"}
     plan = {**PLAN, "roles": {"client": {**PLAN["roles"]["client"], "env": env}}}
-    journalled = _journalled(plan)
+    journalled = _journalled(plan, parse_plan(plan, "t"))
     assert "secret" not in repr(journalled)
     assert parse_plan(journalled, "t").role_of(0).env.keys() == env.keys()
     assert plan["roles"]["client"]["env"] == env
