@@ -221,6 +221,7 @@ def test_a_good_plan_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[
         "  coordinator  rank 0 (client)",
         "  finish       when the coordinator ends",
         "  contracts    result (per run, json); trace (per node, any, optional)",
+        "  finalization 120 s for what comes last",
         "  time to end  240 s before Slurm's time limit",
     ]
 
@@ -290,6 +291,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "options": [],
             "components": [],
         },
+        "finalization": 120,
         "shutdown_budget": 240,
     }
     path = write(tmp_path, GOOD.replace("nodes = 5", "nodes = 4"))
