@@ -1,1 +1,58 @@
-"""What an artifact must contain. Each contract looks at the disk and answers with a Finding; it decides nothing."""
+"""What an artifact must contain. Each kind of contract looks at the disk and answers with a Finding; it decides
+nothing.
+
+A look blocks: call it in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from supervisor.contracts import files
+from supervisor.contracts.places import Place, existing, places
+from supervisor.contracts.walk import Pattern, literal_part
+from supervisor.core.artifacts import Finding
+
+__all__ = ["Examiner", "Place", "directories", "examiner", "places", "preexisting"]
+
+
+class Examiner(Protocol):
+    """Looks at the places of one artifact, and remembers the files that it has judged. It may be called from different
+    threads, one at a time."""
+
+    def look(self, place: Place) -> Finding:
+        """Look once at everything that the contract names. Raises OSError, ValueError or KeyError for faults of ours
+        only, which are no answer about the artifact."""
+
+    def close(self) -> None:
+        """End what is still at work."""
+
+
+_KINDS: Final[Mapping[str, tuple[Callable[[Sequence[Place]], Examiner], Callable[[Place], tuple[Pattern, ...]]]]] = {
+    "files": (files.Files, files.patterns),
+}
+"""Kind of contract -> who looks, and what its files are called."""
+
+
+def examiner(places: Sequence[Place]) -> Examiner:
+    """Who looks at the places of ONE artifact, which are all given: nodes may be compared."""
+    kind, _ = _KINDS[places[0].instance.artifact.contract]
+    return kind(places)
+
+
+def preexisting(place: Place) -> tuple[str, ...]:
+    """What is there before the run where outputs would be: paths relative to the root, and as `path: reason` what keeps
+    us from knowing. Empty when nothing is in the way."""
+    return existing(place, _patterns(place))
+
+
+def directories(place: Place) -> tuple[Path, ...]:
+    """The directories to watch: the deepest ones that the contract names without a wildcard."""
+    return tuple(dict.fromkeys(place.root.joinpath(*literal_part(pattern)) for pattern in _patterns(place)))
+
+
+def _patterns(place: Place) -> tuple[Pattern, ...]:
+    _, patterns = _KINDS[place.instance.artifact.contract]
+    return patterns(place)

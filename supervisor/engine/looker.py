@@ -11,38 +11,32 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
-from supervisor.contracts import generic
+from supervisor.contracts import Examiner, Place, directories, examiner, places
 from supervisor.core import events as ev
 from supervisor.core.artifacts import Finding, Instance, instances
 from supervisor.core.layout import Layout
 from supervisor.core.marker import Foreign, Garbage, Marker, Reading, explain
-from supervisor.core.substitution import substitute
 from supervisor.engine import markers
 from supervisor.engine.threads import in_thread
 from supervisor.watch.directories import DirectoryHints
 
 LOOK_LIMIT: Final = 25.0  # seconds for one contract; longer is a file system that does not answer
 WATCH_LIMIT: Final = 0.5  # seconds that the first look waits for events to be asked for
-_MAGIC: Final = frozenset("*?[")
 
 
 def contract_root(layout: Layout, instance: Instance) -> Path:
     """The directory that a contract's files are in, substituted."""
-    return generic.root_of(instance, layout.values(instance.rank))
+    (place,) = places([instance], layout.values)
+    return place.root
 
 
-def contract_directory(layout: Layout, instance: Instance) -> Path:
-    """The deepest directory of a contract that its pattern names literally."""
-    pattern = PurePosixPath(substitute(instance.artifact.path, layout.values(instance.rank)))
-    literal = []
-    for part in pattern.parts[:-1]:
-        if _MAGIC & set(part):
-            break
-        literal.append(part)
-    return contract_root(layout, instance).joinpath(*literal)
+def contract_directories(layout: Layout, instance: Instance) -> tuple[Path, ...]:
+    """The deepest directories of a contract that its patterns name literally."""
+    (place,) = places([instance], layout.values)
+    return directories(place)
 
 
 class Looker:
@@ -55,6 +49,10 @@ class Looker:
         self._post = post
         self._open_contracts = open_contracts
         self.instances = instances(layout.plan)
+        self._places = places(self.instances, layout.values)
+        self._examiners: dict[str, Examiner] = {}  # by the artifact's name
+        for artifact in layout.plan.artifacts:
+            self._examiners[artifact.name] = examiner([p for p in self._places if p.instance.artifact is artifact])
         self._findings: dict[str, Finding] = {}
         self._hung: dict[str, float] = {}  # seconds of the last pause, for contracts whose directory did not answer
         self._not_before: dict[str, float] = {}
@@ -74,10 +72,10 @@ class Looker:
 
     async def run(self) -> None:
         """Look until cancelled."""
-        directories = {str(contract_directory(self._layout, instance)) for instance in self.instances}
+        watched = {str(directory) for place in self._places for directory in directories(place)}
         if self._watches_marker:
-            directories.add(str(Path(self._layout.marker).parent))
-        hints = DirectoryHints(directories, self._wake.set)
+            watched.add(str(Path(self._layout.marker).parent))
+        hints = DirectoryHints(watched, self._wake.set)
         told = False
         try:
             while True:
@@ -92,27 +90,28 @@ class Looker:
                 await self._wake.wait()
         finally:
             hints.close()
+            for kept in self._examiners.values():
+                kept.close()
 
     async def _look(self) -> None:
         asked, self._asked = self._asked, []
         wanted = self._open_contracts()
-        for instance in self.instances:
-            if instance.contract_id in wanted:
-                await self._check(instance)
+        for place in self._places:
+            if place.instance.contract_id in wanted:
+                await self._check(place)
         if self._watches_marker:
             await self._read_marker()
         for number in asked:
             self._post(ev.ArtifactsLooked(number))
 
-    async def _check(self, instance: Instance) -> None:
+    async def _check(self, place: Place) -> None:
+        instance = place.instance
         if asyncio.get_running_loop().time() < self._not_before.get(instance.contract_id, 0.0):
             return  # each look that never returns leaves a thread behind: they become rare
-        root = contract_root(self._layout, instance)
-        values = self._layout.values(instance.rank)
         try:
-            finding = await in_thread(generic.check, instance, root, values, limit=LOOK_LIMIT)
+            finding = await in_thread(self._examiners[instance.artifact.name].look, place, limit=LOOK_LIMIT)
         except TimeoutError:
-            text = f"artifact {instance.contract_id}: {root} did not answer within {LOOK_LIMIT:g} s"
+            text = f"artifact {instance.contract_id}: {place.root} did not answer within {LOOK_LIMIT:g} s"
             self._post(ev.Noted(text))
             self._hung[instance.contract_id] = pause = 2 * self._hung.get(instance.contract_id, LOOK_LIMIT)
             self._not_before[instance.contract_id] = asyncio.get_running_loop().time() + pause

@@ -20,11 +20,11 @@ from typing import Final
 
 from supervisor import agent
 from supervisor.agent.build import agent_archive
-from supervisor.contracts import generic
+from supervisor.contracts import places, preexisting
 from supervisor.core.artifacts import instances
 from supervisor.core.layout import AGENT, PLAN_COPY, SHELL, Layout
 from supervisor.core.plan import Plan
-from supervisor.engine.looker import contract_directory
+from supervisor.engine.looker import contract_directories
 from supervisor.engine.markers import note_path
 
 MAX_RUNS: Final = 10_000  # further runs in one allocation
@@ -133,18 +133,16 @@ def _make_contract_directories(layout: Layout) -> None:
     """Directories of promised files inside the run directory, so that the ranks need not race to make them and their
     events are seen from the start."""
     for instance in instances(layout.plan):
-        directory = contract_directory(layout, instance)
-        if directory.is_relative_to(layout.run_dir):
-            directory.mkdir(parents=True, exist_ok=True)
+        for directory in contract_directories(layout, instance):
+            if directory.is_relative_to(layout.run_dir):
+                directory.mkdir(parents=True, exist_ok=True)
 
 
 def _refuse_existing(layout: Layout) -> None:
     """Nothing that exists before the run may count as its output, and nothing is overwritten."""
     found: list[str] = []
-    for instance in instances(layout.plan):
-        values = layout.values(instance.rank)
-        root = generic.root_of(instance, values)
-        found += (f"{root}/{path}" for path in generic.preexisting(instance, root, values))
+    for place in places(instances(layout.plan), layout.values):
+        found += (f"{place.root}/{path}" for path in preexisting(place))
     if found:
         listed = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
         raise Unfit(f"outputs that the plan promises exist before the run: {listed}: move them away first")

@@ -16,7 +16,7 @@ from supervisor.core.layout import Layout
 from supervisor.core.marker import Foreign, Garbage, Marker, NotYet, render
 from supervisor.core.plan import parse_plan
 from supervisor.engine import looker as module
-from supervisor.engine.looker import Looker, contract_directory, marker_event
+from supervisor.engine.looker import Looker, contract_directories, marker_event
 from supervisor.watch.directories import DirectoryHints
 
 LIMIT = 10.0
@@ -117,7 +117,7 @@ async def test_a_checker_that_breaks_is_a_fault_and_not_pending(
     def broken(*_: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("supervisor.contracts.generic.check", broken)
+    monkeypatch.setattr("supervisor.contracts.files.Files.look", broken)
     async with looking(layout(tmp_path, artifacts=[RESULT])) as look:
         fault = await look.until(ev.CheckerFault)
     assert (fault.contract, fault.text) == ("result", "RuntimeError: broken")
@@ -183,7 +183,7 @@ def test_the_deepest_directory_that_a_pattern_names(tmp_path: Path, pattern: str
     artifact = {"name": "a", "path": pattern, "per": "node", "root": "{run_dir}/{rank}"}
     where = layout(tmp_path, artifacts=[artifact])
     instance = Looker(where, lambda event: None, frozenset).instances[1]
-    assert contract_directory(where, instance) == tmp_path / "1" / directory
+    assert contract_directories(where, instance) == (tmp_path / "1" / directory,)
 
 
 @pytest.mark.parametrize(

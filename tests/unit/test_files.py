@@ -1,4 +1,4 @@
-"""The generic contract: what it finds on a real disk, and what it refuses to touch."""
+"""The contract "files": what it finds on a real disk, and what it refuses to touch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.contracts import generic
-from supervisor.contracts.generic import check, preexisting, root_of
+from supervisor.contracts import Place, examiner, places, preexisting, reading, walk
 from supervisor.core.artifact_table import Artifact, FieldRule
 from supervisor.core.artifacts import FileFact, Finding, Instance
 from supervisor.core.substitution import SubstitutionError
@@ -36,8 +35,19 @@ def look(root: Path, what: Instance, **values: str) -> Finding:
     return check(what, root, {"run_dir": str(root), **VALUES, **values})
 
 
-def before(root: Path, what: Instance) -> tuple[str, ...]:
-    return preexisting(what, root, {"run_dir": str(root), **VALUES})
+def check(what: Instance, root: Path, values: dict[str, str]) -> Finding:
+    """A first look."""
+    place = Place(what, root, values)
+    return examiner([place]).look(place)
+
+
+def whole(finding: Finding) -> list[str]:
+    """The files that were read."""
+    return [fact.path for fact in finding.files if fact.sha256 is not None]
+
+
+def before(root: Path, what: Instance, run_dir: Path | None = None) -> tuple[str, ...]:
+    return preexisting(Place(what, root, {"run_dir": str(run_dir or root), **VALUES}))
 
 
 def put(root: Path, path: str, content: str | bytes = "{}") -> Path:
@@ -149,7 +159,7 @@ def test_a_missing_value_is_our_fault(tmp_path: Path) -> None:
 
 def test_the_root_is_substituted() -> None:
     what = instance("x", root="{run_dir}/{node}")
-    assert root_of(what, {"run_dir": "/r", **VALUES}) == Path("/r/n1")
+    assert places([what], lambda rank: {"run_dir": "/r", **VALUES})[0].root == Path("/r/n1")
 
 
 # ------------------------------------------------------------------------------------------------- pending contents
@@ -177,7 +187,7 @@ def test_half_written_json_is_pending(tmp_path: Path, content: str | bytes, reas
     finding = look(tmp_path, json_file())
     assert finding.answer == "pending"
     assert finding.problems[0].startswith(f"r.json: {reason}")
-    assert finding.files == ()
+    assert finding.files == (FileFact("r.json", len(content), None, problems=finding.problems),)
 
 
 def test_an_empty_file_may_be_wanted(tmp_path: Path) -> None:
@@ -193,7 +203,7 @@ def test_one_half_written_file_holds_the_others(tmp_path: Path) -> None:
     put(tmp_path, "r2.json", "{")
     finding = look(tmp_path, json_file("r*.json"))
     assert finding.answer == "pending"
-    assert [fact.path for fact in finding.files] == ["r1.json"]
+    assert whole(finding) == ["r1.json"]
 
 
 documents = st.dictionaries(
@@ -252,7 +262,7 @@ def test_a_file_that_changes_while_it_is_read_is_pending(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fstat", fstat)
         finding = look(tmp_path, what)
-    assert (finding.answer, finding.files) == ("pending", ())
+    assert (finding.answer, whole(finding)) == ("pending", [])
     assert finding.problems == ("r.json: found a file that is being written; expected it to stay as it is",)
 
 
@@ -282,7 +292,7 @@ def test_json_that_is_wrong_is_invalid(tmp_path: Path, content: str, problem: st
     finding = look(tmp_path, json_file())
     assert finding.answer == "invalid"
     assert finding.problems == (f"r.json: {problem}",)
-    assert finding.files == (FileFact("r.json", len(content), sha(content)),)
+    assert finding.files == (FileFact("r.json", len(content), sha(content), problems=finding.problems),)
 
 
 DOCUMENT = {
@@ -356,7 +366,7 @@ def test_every_broken_rule_is_told(tmp_path: Path) -> None:
 
 
 def test_a_big_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generic, "SIZE_CAP", 10)
+    monkeypatch.setattr(reading, "SIZE_CAP", 10)
     put(tmp_path, "r.json", json.dumps({"a": "0123456789"}))
     finding = look(tmp_path, json_file())
     assert (finding.answer, finding.problems) == ("invalid", ("r.json: found 19 bytes; expected at most 10 of JSON",))
@@ -402,7 +412,7 @@ def test_what_is_no_plain_file_is_refused(
     make(root)
     for what in (json_file(), instance("r.json")):
         finding = look(root, what)
-        assert (finding.answer, finding.problems, finding.files) == ("pending", (f"r.json: {reason}",), ())
+        assert (finding.answer, finding.problems, whole(finding)) == ("pending", (f"r.json: {reason}",), [])
         assert before(root, what) == ("r.json",)
 
 
@@ -437,7 +447,7 @@ def test_a_root_that_became_a_link_is_refused(tmp_path: Path) -> None:
     finding = check(json_file(), run_dir / "results", {"run_dir": str(run_dir)})
     assert finding.answer == "pending"
     assert finding.problems[0] == f"{run_dir}/results: Not a directory"
-    assert preexisting(json_file(), run_dir / "results", {"run_dir": str(run_dir)}) == (".: Not a directory",)
+    assert before(run_dir / "results", json_file(), run_dir) == (".: Not a directory",)
 
 
 def test_links_on_the_way_to_the_plans_own_directories_are_the_sites(tmp_path: Path) -> None:
@@ -467,7 +477,7 @@ def test_a_file_that_is_swapped_after_the_listing(
 
     monkeypatch.setattr(os, "open", swapping_open)
     finding = look(root, json_file())
-    assert (finding.answer, finding.files) == ("pending", ())
+    assert (finding.answer, whole(finding)) == ("pending", [])
     words = "Too many levels of symbolic links" if swapped == "link" else "found a FIFO; expected a plain file"
     assert finding.problems == (f"r.json: {words}",)
 
@@ -519,7 +529,7 @@ def test_a_file_in_the_place_of_a_directory(tmp_path: Path) -> None:
 
 
 def test_trees_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generic, "DEPTH_CAP", 3)
+    monkeypatch.setattr(walk, "DEPTH_CAP", 3)
     put(tmp_path, "a/b/c/d/r.json")
     assert look(tmp_path, json_file("**/r.json")).problems == (
         "a/b/c/d: found more directories; expected at most 3 levels",
@@ -527,7 +537,7 @@ def test_trees_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_look_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generic, "NAMES_CAP", 5)
+    monkeypatch.setattr(walk, "NAMES_CAP", 5)
     for number in range(4):
         put(tmp_path, f"wide/{number}")
     assert look(tmp_path, instance("wide/*")).answer == "valid"  # wide, and four names in it
@@ -576,7 +586,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path, pattern: str) -> None:
     held = set(os.listdir("/proc/self/fd"))
     for place in (root, root / "missing", root / "out" / "link"):
         check(json_file(pattern), place, {"run_dir": str(tmp_path)})
-        preexisting(json_file(pattern), place, {"run_dir": str(tmp_path)})
+        before(place, json_file(pattern), tmp_path)
     assert set(os.listdir("/proc/self/fd")) == held
 
 
@@ -620,7 +630,7 @@ def test_a_file_that_is_read_cut_short_is_pending(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fstat", fstat)
         finding = look(tmp_path, what)
-    assert (finding.answer, finding.files) == ("pending", ())
+    assert (finding.answer, whole(finding)) == ("pending", [])
     assert "being written" in finding.problems[0]
 
 

@@ -1,0 +1,38 @@
+"""Where a contract's files are: its root, and the values that the plan's words stand for there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from supervisor.contracts.walk import Pattern, Walk
+from supervisor.core.artifacts import Instance
+from supervisor.core.substitution import substitute
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One contract on the disk. `values`: the substitutions of the instance's rank, or of the run; `run_dir` is among
+    them, inside which nothing is believed to be what it was."""
+
+    instance: Instance
+    root: Path  # absolute
+    values: Mapping[str, str]
+
+
+def places(instances: Iterable[Instance], values: Callable[[int | None], Mapping[str, str]]) -> tuple[Place, ...]:
+    """The places of contracts; `values` tells the substitutions of a rank, or of the run (None)."""
+    found = []
+    for instance in instances:
+        known = values(instance.rank)
+        found.append(Place(instance, Path(substitute(instance.artifact.root, known)), known))
+    return tuple(found)
+
+
+def existing(place: Place, patterns: Iterable[Pattern]) -> tuple[str, ...]:
+    """What is there: files of any kind, links (dangling ones too), links and files in the place of a directory, as
+    paths relative to the root; and, as `path: reason`, what keeps us from knowing."""
+    walk = Walk(top=".")
+    found = {match.path for pattern in patterns for match in walk.below(place.root, place.values["run_dir"], pattern)}
+    return (*sorted(found), *dict.fromkeys(walk.problems))

@@ -1,0 +1,201 @@
+"""What lies below a root, by listing.
+
+The files come from a job, and so do their names: both are data, and hostile until looked at.
+
+* Directories are *listed*, one component after the other, each opened relative to its parent's descriptor. A
+  name that was looked for and missing stays missing on a network file system for up to a minute; a listing of a
+  freshly opened directory does not. And what is reached this way cannot leave the root, whatever is renamed or
+  replaced in between.
+* Symbolic links are refused wherever the job could have made them: in the components before the last one (the last
+  one is whoever opens it's business), and in the part of the root that lies inside the run directory. (A root
+  elsewhere is the plan's word; the links on the way to it are the site's.)
+
+An error that is nobody's but ours (no descriptors, no memory, a value that is missing) is raised.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from supervisor.core.substitution import show, substitute
+
+NAMES_CAP: Final = 200_000
+"""Directory entries that one look may list; a pattern that needs more is a problem of the plan."""
+DEPTH_CAP: Final = 64
+"""Directories below the root that `**` goes down."""
+OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EBADF, errno.EINVAL})
+"""Errors that say nothing about the place that was looked at."""
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_KINDS: Final = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+Pattern = tuple[str, ...]
+"""A path below a root, one component each: names, and patterns of names."""
+
+
+class Match(NamedTuple):
+    """A directory entry that matches the pattern; `directory` is open as long as the walk stands at it."""
+
+    path: str  # relative to the root
+    directory: int  # descriptor
+    name: str
+    status: os.stat_result  # of the entry itself, links not followed
+
+
+@dataclass(slots=True)
+class Walk:
+    """One look: what stood in its way, and how many names it has listed."""
+
+    problems: list[str] = field(default_factory=list)
+    names: int = 0
+    top: str = ""  # what messages call the root; its path unless told
+
+    def below(self, root: Path, run_dir: str, pattern: Pattern) -> Iterator[Match]:
+        """The entries below `root` that match, each once, without directories that only happen to fit a wildcard. A
+        root that is not there (yet) has none."""
+        try:
+            with _opened(root, Path(run_dir)) as directory:
+                yield from self._outputs(directory, pattern)
+        except OSError as error:
+            self.trouble(self.top or str(root), error)
+
+    def trouble(self, where: str, error: OSError) -> None:
+        """A place that cannot be looked at: pending, unless the trouble is ours."""
+        if error.errno in OURS:
+            raise error
+        if error.errno != errno.ENOENT:  # gone since it was listed
+            self.problems.append(f"{where or '.'}: {error.strerror}")
+
+    def _listing(self, directory: int, where: str) -> list[str]:
+        try:
+            names = os.listdir(directory)
+        except OSError as error:
+            self.trouble(where, error)
+            return []
+        self.names += len(names)
+        if self.names > NAMES_CAP:
+            self.problems.append(f"{where or '.'}: found too many names; expected at most {NAMES_CAP} in one look")
+            return []
+        return sorted(names)
+
+    def _outputs(self, directory: int, pattern: Pattern) -> Iterator[Match]:
+        seen: set[str] = set()
+        for match in self._matches(directory, pattern):
+            chance = _is_pattern(pattern[-1]) and stat.S_ISDIR(match.status.st_mode)
+            if not chance and match.path not in seen:
+                seen.add(match.path)
+                yield match
+
+    def _matches(self, directory: int, parts: Pattern, where: str = "", depth: int = 0) -> Iterator[Match]:
+        """The entries below `directory` that match `parts`."""
+        part, rest = parts[0], parts[1:]
+        if part == "**":
+            yield from self._matches(directory, rest, where, depth)
+        wanted = re.compile(fnmatch.translate("*" if part == "**" else part))
+        for name in self._listing(directory, where):
+            if not wanted.match(name) or (name[0] == "." and part[0] != "."):
+                continue
+            path = f"{where}/{name}" if where else name
+            if not name.isprintable():
+                self.problems.append(f"{path!a}: found control characters; expected a plain file name")
+                continue
+            try:
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            except OSError as error:
+                self.trouble(path, error)
+                continue
+            if not rest:
+                yield Match(path, directory, name, status)
+            else:
+                yield from self._inside(Match(path, directory, name, status), part, parts, depth)
+
+    def _inside(self, entry: Match, part: str, parts: Pattern, depth: int) -> Iterator[Match]:
+        """The matches below an entry that stands where the pattern wants a directory."""
+        if stat.S_ISLNK(entry.status.st_mode):
+            self.problems.append(f"{entry.path}: found a symbolic link; expected a directory")
+        elif not stat.S_ISDIR(entry.status.st_mode):
+            if not _is_pattern(part):
+                self.problems.append(f"{entry.path}: found {kind_of(entry.status)}; expected a directory")
+        elif depth >= DEPTH_CAP:
+            self.problems.append(f"{entry.path}: found more directories; expected at most {DEPTH_CAP} levels")
+        else:
+            try:
+                inside = os.open(entry.name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=entry.directory)
+            except OSError as error:
+                self.trouble(entry.path, error)
+                return
+            try:
+                yield from self._matches(inside, parts if part == "**" else parts[1:], entry.path, depth + 1)
+            finally:
+                os.close(inside)
+
+
+def kind_of(status: os.stat_result) -> str:
+    """What an entry is, in words."""
+    return _KINDS.get(stat.S_IFMT(status.st_mode), "a file")
+
+
+def _is_pattern(part: str) -> bool:
+    return re.search(r"[*?\[]", part) is not None
+
+
+def pattern_of(path: str, values: Mapping[str, str]) -> Pattern:
+    """The pattern that `path` is with the values put in. A value is literal: what it holds is no pattern.
+
+    Raises ValueError for a value that would make another component of it.
+    """
+    literal = {word: re.sub(r"([*?\[])", r"[\1]", value) for word, value in values.items()}
+    parts = tuple(substitute(part, literal) for part in path.split("/"))
+    for part in parts:
+        if part in ("", ".", "..") or "/" in part or "\0" in part:
+            raise ValueError(f"{show(path)} becomes {show('/'.join(parts))}, which is no path below a root")
+    return (*parts, "*") if parts[-1] == "**" else parts
+
+
+def plain(pattern: Pattern) -> str:
+    """The pattern as a message shows it."""
+    return re.sub(r"\[([*?\[])\]", r"\1", "/".join(pattern))
+
+
+def literal_part(pattern: Pattern) -> tuple[str, ...]:
+    """The directories that the pattern names before its first wildcard."""
+    found = []
+    for part in pattern[:-1]:
+        name = plain((part,))
+        if _is_pattern(re.sub(r"\[[*?\[]\]", "", part)):
+            break
+        found.append(name)
+    return tuple(found)
+
+
+@contextmanager
+def _opened(root: Path, run_dir: Path) -> Iterator[int]:
+    """A descriptor of the root. Inside the run directory each component is opened on its own, no link followed."""
+    inside = root.is_relative_to(run_dir)
+    directory = os.open(run_dir if inside else root, _DIRECTORY)
+    try:
+        for part in root.relative_to(run_dir).parts if inside else ():
+            if part not in os.listdir(directory):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            below = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+            os.close(directory)
+            directory = below
+        yield directory
+    finally:
+        os.close(directory)
