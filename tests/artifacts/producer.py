@@ -22,7 +22,7 @@ Standard library only; run it by its path on any node:
     --foreign-probe S   a probe of another run comes first, and the right one S seconds after it
     --resolution TEXT   what the probe says it has seen                         (default worker_probe)
     --no-engine         an older producer: no engine block, so no probe and no announcement
-    --legacy            the minimal older files: no artifact_type, dp, run_id or iteration_groups
+    --legacy            the minimal oldest files: no artifact_type, dp, run_id or iteration_groups, and no engine block
     --partial           time ran out: status "partial", the last point is missing
     --stay              when all is written, wait for SIGTERM; then, or when it comes earlier, exit 0
 
@@ -119,6 +119,11 @@ class Benchmark:
     def merged(self, node: int) -> Document:
         """A node's merged document."""
         ranks = self.ranks(node)
+        results = [
+            {"point": self._point(point) | {"dp_rank": rank}, "fpms": [self._fpm(point, rank)]}
+            for point in self.measured
+            for rank in range(self.size)
+        ]
         document = self.rank(ranks[0])
         document |= {
             "artifact_type": "merged",
@@ -132,11 +137,7 @@ class Benchmark:
             "rank_files": [f"{self.inside}/{self.rank_name(rank)}" for rank in ranks],
             "merged_output_path": f"{self.inside}/{self.merged_name(node)}",
             "timing": {"total_seconds": round(1 + 0.1 * ranks[-1], 3)},
-            "results": [
-                {"point": {**self._point(point), "dp_rank": rank}, "fpms": [self._fpm(point, rank)]}
-                for point in self.measured
-                for rank in range(self.size)
-            ],
+            "results": results,
         }
         if self.engine:
             document["worker_probe_path"] = f"{self.inside}/{self.probe_name(node)}"
@@ -145,7 +146,7 @@ class Benchmark:
     def probe(self, node: int) -> Document:
         """A node's probe."""
         ranks = self.ranks(node)
-        document: Document = {
+        return {
             "schema": "dynamo.fpm.benchmark_worker_probe",
             "schema_version": 1,
             "run_id": self.run_id,
@@ -157,9 +158,6 @@ class Benchmark:
                 for rank in ranks
             },
         }
-        if self.legacy:
-            del document["run_id"]
-        return document
 
     def _coverage(self, times: int) -> Document:
         return {
@@ -259,7 +257,7 @@ def main(arguments: Sequence[str]) -> None:
         base=name.removesuffix(".json"),
         inside=asked.inside,
         resolution=asked.resolution,
-        engine=not asked.no_engine,
+        engine=not (asked.no_engine or asked.legacy),
         legacy=asked.legacy,
         partial=asked.partial,
     )
