@@ -19,7 +19,7 @@ from supervisor.core.state import RankState, RunState
 from supervisor.core.story import tell
 
 BACKLOG: Final = 1000  # lines
-QUIET: Final = (ev.StepSpawned, ev.ArtifactsLooked, ev.Hello, ev.TreeGone, ev.StepEnded)
+QUIET: Final = (ev.StepSpawned, ev.WatchChanged, ev.ArtifactsLooked, ev.Hello, ev.TreeGone, ev.StepEnded)
 """What plain output leaves out unless something is wrong with it: the journal has it."""
 
 _CLEAR_BELOW: Final = "\x1b[J"

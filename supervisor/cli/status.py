@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from supervisor.cli.output import refuse
 from supervisor.core import codes
+from supervisor.core.story import watched
 from supervisor.runs.registry import NoSuchRun, find_run
 from supervisor.runs.saved import Document, Unreadable, run_document
 
@@ -45,6 +47,7 @@ def summary(document: Document, over: bool) -> Document:
         "verdict": document["verdict"] if over or document.get("alive") is False else None,
         "ranks": ranks,
         "artifacts": [{"contract": item["contract"], "state": item["state"]} for item in document["artifacts"]],
+        "watches": document.get("watches", []),
     }
 
 
@@ -54,10 +57,21 @@ def _lines(document: Document, over: bool) -> list[str]:
         f"  rank {rank['rank']:>3}  {rank['role']:<14} {rank['node']:<18} {how(rank)}" for rank in document["ranks"]
     )
     lines += (f"  artifact {item['contract']}: {item['state']}" for item in document["artifacts"])
+    if not over:
+        lines += (f"  {line}" for line in _polled(document))
     failure = document["first_failure"]
     if failure and not (over and failure["text"] in document["verdict"]["summary"]):
         lines.append(f"  first failure: {failure['text']}")
     return lines
+
+
+def _polled(document: Document) -> Iterator[str]:
+    """The directories whose events are not believed, those with the same reason in one line."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for watch in document.get("watches", ()):
+        if watch["by"] != "events":
+            reasons.setdefault((watch["file_system"], watch["why"]), []).append(watch["directory"])
+    return (watched(directories, "polling", *reason) for reason, directories in reasons.items())
 
 
 def _state(document: Document, over: bool) -> str:

@@ -252,6 +252,21 @@ class MarkerFailed(Event):
     asked: int = 0
 
 
+# --- directories that are waited on ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WatchChanged(Event):
+    """How directories are watched from now on: `by` their events or by polling, the kind of file system that they are
+    on, and why so."""
+
+    number: ClassVar[int] = 60
+    directories: list[str]
+    by: str  # events | polling
+    file_system: str
+    why: str = ""
+
+
 # --- artifacts and evidence --------------------------------------------------------------------------------------
 
 
@@ -318,6 +333,7 @@ KINDS: dict[str, type[Event]] = {
         MarkerRead,
         MarkerPublished,
         MarkerFailed,
+        WatchChanged,
         ArtifactSeen,
         ArtifactsLooked,
         CheckerFault,

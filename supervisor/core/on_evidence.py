@@ -104,6 +104,10 @@ def marker_trouble(turn: Turn, error: str) -> None:
         turn.note(failure.text)
 
 
+def watch_changed(turn: Turn, event: ev.WatchChanged) -> None:
+    turn.change(watches={**turn.state.watches, **dict.fromkeys(event.directories, event)})
+
+
 def artifact_seen(turn: Turn, event: ev.ArtifactSeen) -> None:
     finding = artifacts.Finding.from_dict(
         {

@@ -89,6 +89,10 @@ def run_receipt(
         "ranks": [_rank(rank, layout) for rank in state.ranks],
         "marker": {"path": opened.marker, **asdict(state.marker)},
         "artifacts": [asdict(contract) for contract in state.contracts],
+        "watches": [
+            {"directory": directory, "by": how.by, "file_system": how.file_system, "why": how.why}
+            for directory, how in state.watches.items()
+        ],
         "collected": asdict(state.collected) if state.collected else None,
         "time_limit": state.end_utc,
         "notes": list(state.notes),

@@ -83,6 +83,7 @@ HANDLERS: Final[dict[type[ev.Event], Callable[[Turn, Any], None]]] = {
     ev.MarkerRead: on_evidence.marker_read,
     ev.MarkerPublished: on_evidence.marker_published,
     ev.MarkerFailed: on_evidence.marker_failed,
+    ev.WatchChanged: on_evidence.watch_changed,
     ev.ArtifactSeen: on_evidence.artifact_seen,
     ev.ArtifactsLooked: on_evidence.artifacts_looked,
     ev.CheckerFault: on_evidence.checker_fault,

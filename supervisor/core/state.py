@@ -90,6 +90,7 @@ RUN_TABLE: Final[Mapping[type[ev.Event], frozenset[str]]] = {
     ev.MarkerRead: BEFORE_THE_END,
     ev.MarkerPublished: BEFORE_THE_END,
     ev.MarkerFailed: BEFORE_THE_END,
+    ev.WatchChanged: BEFORE_THE_END,
     ev.ArtifactSeen: BEFORE_THE_END,
     ev.ArtifactsLooked: BEFORE_THE_END,
     ev.CheckerFault: BEFORE_THE_END,
@@ -246,6 +247,7 @@ class RunState:
     plan: Plan | None = None
     ranks: tuple[RankState, ...] = ()
     contracts: tuple[ArtifactState, ...] = ()
+    watches: Mapping[str, ev.WatchChanged] = field(default_factory=dict)  # by directory: how it is watched now
     deadlines: Mapping[str, float] = field(default_factory=dict)
     decision: Decision | None = None
     failures: tuple[Failure, ...] = ()
@@ -255,6 +257,7 @@ class RunState:
     look: int = 0  # sequence number that the last look at the artifacts must answer
     declared: bool = False  # the coordinator published 0 itself: ends of workers are no failures any more
     marker: MarkerState = field(default_factory=MarkerState)
+    collect_by: float | None = None  # when what agents began to fetch must be collected
     collected: ev.Collected | None = None
     end_at: float | None = None
     end_utc: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from supervisor.core import events as ev
@@ -72,6 +72,13 @@ def _noted(event: ev.Noted) -> str:
     return event.text if event.rank is None else f"rank {event.rank}: {event.text}"
 
 
+def watched(directories: Sequence[str], by: str, file_system: str, why: str) -> str:
+    """How directories are watched, as a sentence's end; of many only the first is named."""
+    first, *others = directories or ("nothing",)
+    more = f" and {len(others)} more" if others else ""
+    return f"watching {first}{more}: {by} ({file_system}: {why})"
+
+
 def _collected(event: ev.Collected) -> str:
     errors = f", {len(event.errors)} errors: {'; '.join(event.errors)}" if event.errors else ""
     return f"{len(event.files)} files collected or checksummed{errors}"
@@ -98,6 +105,7 @@ SENTENCES: Final[dict[type[ev.Event], Callable[[Any], str | None]]] = {
     ev.MarkerRead: _marker_read,
     ev.MarkerPublished: lambda e: f"the marker is published: {e.code} ({e.outcome})",
     ev.MarkerFailed: lambda e: f"the marker {'could not be read' if e.asked else 'was not published'}: {e.error}",
+    ev.WatchChanged: lambda e: watched(e.directories, e.by, e.file_system, e.why),
     ev.ArtifactSeen: _artifact,
     ev.CheckerFault: lambda e: f"the checker of artifact {e.contract} broke: {e.text}",
     ev.Collected: _collected,

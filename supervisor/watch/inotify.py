@@ -6,7 +6,7 @@ drops events, and a watch can be refused (ENOSPC: the user's watches are used up
 instances). So whoever waits also looks by himself from time to time, and treats OSError here as
 "no hints", never as a failure.
 
-Errors are OSErrors with the kernel's errno. Linux only.
+Errors are OSErrors with the kernel's errno. Linux only. Agents use this module too: Python 3.9, no typing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,21 @@ import ctypes
 import errno
 import os
 import struct
-from typing import Final, NamedTuple
+from collections import namedtuple
+
+TYPE_CHECKING = False  # not from typing: in an agent that import alone costs as much as all of ours
+if TYPE_CHECKING:
+    from typing import Final, NamedTuple
+
+    class Event(NamedTuple):
+        """`watch` is what `add` returned (-1 for an overflow), `name` an entry of that directory or ""."""
+
+        watch: int
+        mask: int
+        name: str
+
+else:
+    Event = namedtuple("Event", ("watch", "mask", "name"))
 
 IN_MODIFY: Final = 0x00000002
 IN_CLOSE_WRITE: Final = 0x00000008
@@ -29,6 +43,8 @@ IN_UNMOUNT: Final = 0x00002000
 IN_Q_OVERFLOW: Final = 0x00004000
 IN_IGNORED: Final = 0x00008000
 IN_ONLYDIR: Final = 0x01000000
+IN_DONT_FOLLOW: Final = 0x02000000
+IN_ISDIR: Final = 0x40000000
 
 APPEARED: Final = IN_CREATE | IN_MOVED_TO | IN_CLOSE_WRITE
 """A file got its name, or was completed. Without IN_MODIFY: a log that grows wakes nobody."""
@@ -36,14 +52,6 @@ APPEARED: Final = IN_CREATE | IN_MOVED_TO | IN_CLOSE_WRITE
 _HEADER = struct.Struct("iIII")  # struct inotify_event: wd, mask, cookie, len; then `len` bytes of name
 _BUFFER: Final = 64 * 1024  # bytes; holds some 240 of the longest events, the kernel keeps the rest
 _CLOEXEC_NONBLOCK: Final = os.O_CLOEXEC | os.O_NONBLOCK
-
-
-class Event(NamedTuple):
-    """`watch` is what `add` returned (-1 for an overflow), `name` an entry of that directory or ""."""
-
-    watch: int
-    mask: int
-    name: str
 
 
 class Inotify:

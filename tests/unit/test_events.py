@@ -39,6 +39,7 @@ NUMBERS = {
     "MarkerRead": 40,
     "MarkerPublished": 41,
     "MarkerFailed": 42,
+    "WatchChanged": 60,
     "ArtifactSeen": 50,
     "ArtifactsLooked": 51,
     "CheckerFault": 52,
