@@ -3,6 +3,7 @@
 #
 #   make test    all tests, after ruff and mypy     ARGS="-k marker -x" goes to pytest
 #   make quick   the tests that need no cluster and no waiting
+#                both in two processes, each with a cluster of its own: JOBS=1 is one after the other
 #   make lint    ruff and mypy alone
 #   make demo    a run that succeeds, and one whose worker dies, both without Slurm
 #   make bench   how fast it is on this machine
@@ -12,6 +13,7 @@ VENV := .venv
 STAMP := $(VENV)/.synced
 UV_VERSION := 0.13.9
 ARGS ?=
+JOBS ?= 2
 
 # A shim of a version manager may be named python3.11 and run nothing: each candidate is asked.
 CANDIDATES := $(PYTHON) python3.11 /usr/bin/python3.11 python3.12 python3.13 python3.14 python3 /usr/bin/python3
@@ -23,10 +25,10 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 test: lint
-	$(VENV)/bin/pytest $(ARGS)
+	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 quick: $(STAMP)
-	$(VENV)/bin/pytest -m 'not slurm and not slow' $(ARGS)
+	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile -m 'not slurm and not slow' $(ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
