@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from supervisor.contracts import files
 from supervisor.contracts.places import Place, existing, places
-from supervisor.contracts.walk import Pattern, literal_part
+from supervisor.contracts.walk import DEPTH_CAP, Pattern, literal_part
 from supervisor.core.artifacts import Finding
 
 __all__ = ["Examiner", "Place", "directories", "examiner", "places", "preexisting"]
@@ -48,9 +48,16 @@ def preexisting(place: Place) -> tuple[str, ...]:
     return existing(place, _patterns(place))
 
 
-def directories(place: Place) -> tuple[Path, ...]:
-    """The directories to watch: the deepest ones that the contract names without a wildcard."""
-    return tuple(dict.fromkeys(place.root.joinpath(*literal_part(pattern)) for pattern in _patterns(place)))
+def directories(place: Place) -> dict[Path, int]:
+    """The directories to watch, the deepest ones that the contract names without a wildcard, and how many levels of
+    directories below each its files may be in."""
+    found: dict[Path, int] = {}
+    for pattern in _patterns(place):
+        literal = literal_part(pattern)
+        depth = DEPTH_CAP if "**" in pattern else len(pattern) - 1 - len(literal)
+        directory = place.root.joinpath(*literal)
+        found[directory] = max(depth, found.get(directory, 0))
+    return found
 
 
 def _patterns(place: Place) -> tuple[Pattern, ...]:

@@ -1,16 +1,24 @@
 """Looks at what the run's files say, and tells the machine what changed: contracts, and a marker that a script
 publishes.
 
-Looking is a thread's work and happens after a hint (an event in one of the directories, a request of the machine) or
-once a second, never twice at a time. Contracts that have come to their end are not read again.
+    events, polling (watcher.py) --seen--+
+    an agent's hint ---------------------+--> a desk: what wants a look --> a look, in a thread --> post
+    a question of the machine -----------+
+
+There is a desk for each artifact, and one for the marker. Looks at one desk come one after the other, by one examiner,
+which is kept for the run and so judges each file once; a file system that does not answer holds its own desk only.
+Hints make single contracts wanted, and what is wanted while a look is under way is looked at again after it. Contracts
+that have come to their end are not read again.
+
+A visit that saw no change still makes a contract wanted when one of its files was not whole or not right yet (a file
+that grows changes no directory), when its checker may say something else by now, and once a minute.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -21,10 +29,16 @@ from supervisor.core.layout import Layout
 from supervisor.core.marker import Foreign, Garbage, Marker, Reading, explain
 from supervisor.engine import markers
 from supervisor.engine.threads import in_thread
-from supervisor.watch.directories import DirectoryHints
+from supervisor.engine.watcher import Manner, Watcher
+from supervisor.watch.polling import Target
 
 LOOK_LIMIT: Final = 25.0  # seconds for one contract; longer is a file system that does not answer
-WATCH_LIMIT: Final = 0.5  # seconds that the first look waits for events to be asked for
+LOOKS: Final = 4  # threads that look at the same time
+REST: Final = (
+    0.5  # seconds, at most, that a desk rests after its looks, as long as they took: no event storm burns a core
+)
+FULL: Final = 60.0  # seconds after which a contract is looked at even if nothing seems to have changed
+MARKER: Final = ""  # the marker, among the ids of contracts
 
 
 def contract_root(layout: Layout, instance: Instance) -> Path:
@@ -33,10 +47,80 @@ def contract_root(layout: Layout, instance: Instance) -> Path:
     return place.root
 
 
-def contract_directories(layout: Layout, instance: Instance) -> tuple[Path, ...]:
+def contract_directories(layout: Layout, instance: Instance) -> Collection[Path]:
     """The deepest directories of a contract that its patterns name literally."""
     (place,) = places([instance], layout.values)
     return directories(place)
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    """A question of the machine's, and the desks that have not answered it."""
+
+    number: int
+    waiting: set[_Desk]
+
+
+class _Desk:
+    """What wants a look, and a task that looks. `look` is called with the ids that are wanted."""
+
+    def __init__(self, look: Callable[[set[str]], Awaitable[None]], answered: Callable[[int], None]) -> None:
+        self._look = look
+        self._answered = answered
+        self._wanted: set[str] = set()
+        self._questions: list[_Question] = []
+        self._wake = asyncio.Event()
+
+    def want(self, wanted: Iterable[str], question: _Question | None = None) -> None:
+        """Look at these; a question is answered by a look that begins after it."""
+        self._wanted.update(wanted)
+        if question is not None:
+            self._questions.append(question)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            wanted, self._wanted = self._wanted, set()
+            questions, self._questions = self._questions, []
+            begun = clock()
+            await self._look(wanted)
+            for question in questions:
+                question.waiting.discard(self)
+                if not question.waiting:
+                    self._answered(question.number)
+            await asyncio.sleep(min(REST, clock() - begun))
+
+
+@dataclass(slots=True, eq=False)
+class _Artifact:
+    """The places of an artifact, and who looks at them."""
+
+    places: dict[str, Place]  # by the contract's id
+    examiner: Examiner
+    findings: dict[str, Finding] = field(default_factory=dict)
+    looked: dict[str, float] = field(default_factory=dict)
+    hung: dict[str, float] = field(default_factory=dict)  # seconds of the last pause after a place did not answer
+    not_before: dict[str, float] = field(default_factory=dict)
+
+    def look(self, place: Place) -> Finding:
+        """In a thread: one look. Who was left alone meanwhile cleans up himself."""
+        mine = self.examiner
+        try:
+            return mine.look(place)
+        finally:
+            if self.examiner is not mine:
+                mine.close()
+
+    def restless(self, contract: str, now: float) -> bool:
+        """Whether a look may find something else although no directory has changed."""
+        finding = self.findings.get(contract)
+        unfinished = finding is None or any(fact.problems for fact in finding.files)
+        checked = bool(self.places[contract].instance.artifact.checker)
+        return unfinished or checked or now - self.looked.get(contract, 0.0) > FULL
 
 
 class Looker:
@@ -48,93 +132,145 @@ class Looker:
         self._layout = layout
         self._post = post
         self._open_contracts = open_contracts
-        self.instances = instances(layout.plan)
-        self._places = places(self.instances, layout.values)
-        self._examiners: dict[str, Examiner] = {}  # by the artifact's name
-        for artifact in layout.plan.artifacts:
-            self._examiners[artifact.name] = examiner([p for p in self._places if p.instance.artifact is artifact])
-        self._findings: dict[str, Finding] = {}
-        self._hung: dict[str, float] = {}  # seconds of the last pause, for contracts whose directory did not answer
-        self._not_before: dict[str, float] = {}
-        self._watches_marker = layout.plan.marker.by == "coordinator"
+        self._loop = asyncio.get_running_loop()
+        self._looks = asyncio.Semaphore(LOOKS)
         self._reading: Reading | None = None
-        self._asked: list[int] = []
-        self._wake = asyncio.Event()
+        self.instances = instances(layout.plan)
+        self._artifacts: list[_Artifact] = []
+        self._desks: dict[str, tuple[_Desk, _Artifact | None]] = {}  # by contract
+        self._targets: dict[Target, list[str]] = {}  # with the contracts that have files there
+        self._same: dict[tuple[str, int], Target] = {}
+        self._of_rank: dict[int | None, list[Target]] = {}
+        groups = [self._furnish(artifact.name) for artifact in layout.plan.artifacts]
+        if layout.plan.marker.by == "coordinator":
+            directory = str(Path(layout.marker).parent)
+            self._desks[MARKER] = _Desk(self._read_marker, self._answered), None
+            groups.append(self._aim(MARKER, None, Target(directory, directory)))
+        self._watcher = Watcher(groups, self._seen, self._manner)
 
     @property
     def has_work(self) -> bool:
-        return bool(self.instances) or self._watches_marker
+        return bool(self._desks)
 
     def ask(self, asked: int) -> None:
         """Look at every open contract now, and say so with ArtifactsLooked(asked)."""
-        self._asked.append(asked)
-        self._wake.set()
+        desks: dict[_Desk, list[str]] = {}
+        for contract, (desk, _) in self._desks.items():
+            desks.setdefault(desk, []).append(contract)
+        question = _Question(asked, set(desks))
+        for desk, contracts in desks.items():
+            desk.want(contracts, question)
+        if not desks:
+            self._answered(asked)
+
+    def watched(self, rank: int) -> list[list[str | int]]:
+        """What the agent of a rank is to watch: directories, and how many levels below them."""
+        return [[target.directory, target.depth] for target in self._concerning(rank)]
+
+    def hint(self, rank: int) -> None:
+        """The agent of a rank says that something has changed in what it watches."""
+        wanted = self._open_contracts() | {MARKER}
+        for target in self._concerning(rank):
+            if not wanted.isdisjoint(self._targets[target]):
+                self._watcher.hint(target)
 
     async def run(self) -> None:
         """Look until cancelled."""
-        watched = {str(directory) for place in self._places for directory in directories(place)}
-        if self._watches_marker:
-            watched.add(str(Path(self._layout.marker).parent))
-        hints = DirectoryHints(watched, self._wake.set)
-        told = False
         try:
-            while True:
-                self._wake.clear()
-                if hints.missing:
-                    with suppress(TimeoutError):
-                        await in_thread(hints.watch, limit=WATCH_LIMIT)
-                if hints.trouble and not told:
-                    told = True
-                    self._post(ev.Noted(f"files are looked at once a second, for there are no events: {hints.trouble}"))
-                await self._look()
-                await self._wake.wait()
+            async with asyncio.TaskGroup() as tasks:
+                for desk in {desk for desk, _ in self._desks.values()}:
+                    tasks.create_task(desk.run())
+                tasks.create_task(self._watcher.run())
         finally:
-            hints.close()
-            for kept in self._examiners.values():
-                kept.close()
+            for artifact in self._artifacts:
+                artifact.examiner.close()
 
-    async def _look(self) -> None:
-        asked, self._asked = self._asked, []
-        wanted = self._open_contracts()
-        for place in self._places:
-            if place.instance.contract_id in wanted:
-                await self._check(place)
-        if self._watches_marker:
-            await self._read_marker()
-        for number in asked:
-            self._post(ev.ArtifactsLooked(number))
+    # --- who looks at what, and when ---------------------------------------------------------------------------------
 
-    async def _check(self, place: Place) -> None:
-        instance = place.instance
-        if asyncio.get_running_loop().time() < self._not_before.get(instance.contract_id, 0.0):
+    def _furnish(self, name: str) -> list[Target]:
+        """A desk for an artifact. Returns what is to be watched for it."""
+        mine = places((each for each in self.instances if each.artifact.name == name), self._layout.values)
+        if not mine:
+            return []
+        artifact = _Artifact({place.instance.contract_id: place for place in mine}, examiner(mine))
+        self._artifacts.append(artifact)
+
+        async def look(wanted: set[str]) -> None:
+            for contract in artifact.places:
+                if contract in wanted & self._open_contracts():
+                    await self._examine(artifact, contract)
+
+        desk = _Desk(look, self._answered)
+        targets: list[Target] = []
+        for contract, place in artifact.places.items():
+            self._desks[contract] = desk, artifact
+            for directory, depth in directories(place).items():
+                targets += self._aim(contract, place.instance.rank, Target(str(place.root), str(directory), depth))
+        return targets
+
+    def _aim(self, contract: str, rank: int | None, wanted: Target) -> list[Target]:
+        """Have a target watched for a contract. Returns it, in a list, if nobody has asked for the same before."""
+        target = self._same.setdefault(wanted[1:], wanted)
+        known = target in self._targets
+        self._targets.setdefault(target, []).append(contract)
+        self._of_rank.setdefault(rank, []).append(target)
+        return [] if known else [target]
+
+    def _concerning(self, rank: int) -> list[Target]:
+        """What the agent of a rank can tell of: its node's contracts, and those of the run."""
+        return list(dict.fromkeys((*self._of_rank.get(None, ()), *self._of_rank.get(rank, ()))))
+
+    def _seen(self, target: Target, changed: bool) -> None:
+        now = self._loop.time()
+        for contract in self._targets[target]:
+            desk, artifact = self._desks[contract]
+            if changed or artifact is None or artifact.restless(contract, now):
+                desk.want([contract])
+
+    def _manner(self, targets: Collection[Target], manner: Manner) -> None:
+        watched = list(dict.fromkeys(target.directory for target in targets))
+        self._post(ev.WatchChanged(watched, manner.by, manner.file_system, manner.why))
+
+    def _answered(self, asked: int) -> None:
+        self._post(ev.ArtifactsLooked(asked))
+
+    # --- looks -------------------------------------------------------------------------------------------------------
+
+    async def _examine(self, artifact: _Artifact, contract: str) -> None:
+        now, place = self._loop.time(), artifact.places[contract]
+        if now < artifact.not_before.get(contract, 0.0):
             return  # each look that never returns leaves a thread behind: they become rare
+        artifact.looked[contract] = now
         try:
-            finding = await in_thread(self._examiners[instance.artifact.name].look, place, limit=LOOK_LIMIT)
+            async with self._looks:
+                finding = await in_thread(artifact.look, place, limit=LOOK_LIMIT)
         except TimeoutError:
-            text = f"artifact {instance.contract_id}: {place.root} did not answer within {LOOK_LIMIT:g} s"
+            text = f"artifact {contract}: {place.root} did not answer within {LOOK_LIMIT:g} s"
             self._post(ev.Noted(text))
-            self._hung[instance.contract_id] = pause = 2 * self._hung.get(instance.contract_id, LOOK_LIMIT)
-            self._not_before[instance.contract_id] = asyncio.get_running_loop().time() + pause
+            artifact.examiner = examiner(list(artifact.places.values()))  # the other one still waits, in that thread
+            artifact.hung[contract] = pause = 2 * artifact.hung.get(contract, LOOK_LIMIT)
+            artifact.not_before[contract] = self._loop.time() + pause
             return
         except Exception as error:  # noqa: BLE001 - a checker that breaks is our fault, never "pending"
-            self._post(ev.CheckerFault(instance.contract_id, f"{type(error).__name__}: {error}"))
+            self._post(ev.CheckerFault(contract, f"{type(error).__name__}: {error}"))
             return
-        told = self._findings.get(instance.contract_id)
-        if (
-            told is None
-            or finding.answer == "valid"
-            or (told.answer, told.problems) != (finding.answer, finding.problems)
-        ):
-            self._findings[instance.contract_id] = finding  # a file that only grows is no news
+        told = artifact.findings.get(contract)
+        artifact.findings[contract] = finding
+        if told is None or finding.answer == "valid" or _said(told) != _said(finding):  # growth alone is no news
             files = [asdict(fact) for fact in finding.files]
-            self._post(ev.ArtifactSeen(finding.contract, finding.answer, list(finding.problems), files))
+            problems, notes = list(finding.problems), list(finding.notes)
+            self._post(ev.ArtifactSeen(finding.contract, finding.answer, problems, files, notes))
 
-    async def _read_marker(self) -> None:
+    async def _read_marker(self, _: set[str]) -> None:
         reading = await read_marker(self._layout)
         if reading is not None and reading != self._reading:
             self._reading = reading
             if isinstance(reading, Marker):
                 self._post(marker_event(reading, 0, 0))
+
+
+def _said(finding: Finding) -> tuple[object, ...]:
+    return finding.answer, finding.problems, finding.notes
 
 
 async def read_marker(layout: Layout) -> Reading | None:

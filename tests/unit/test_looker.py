@@ -16,8 +16,8 @@ from supervisor.core.layout import Layout
 from supervisor.core.marker import Foreign, Garbage, Marker, NotYet, render
 from supervisor.core.plan import parse_plan
 from supervisor.engine import looker as module
+from supervisor.engine import watcher
 from supervisor.engine.looker import Looker, contract_directories, marker_event
-from supervisor.watch.directories import DirectoryHints
 
 LIMIT = 10.0
 E = TypeVar("E", bound=ev.Event)
@@ -80,8 +80,8 @@ async def looking(where: Layout) -> AsyncIterator[Look]:
 
 @pytest.fixture(autouse=True)
 def _no_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events and requests alone make it look: no test passes because a second went by."""
-    monkeypatch.setattr(DirectoryHints.__init__, "__defaults__", (3600.0,))
+    """Events and requests alone make it look: no test passes because some seconds went by."""
+    monkeypatch.setattr(watcher, "SCAN", 3600.0)
 
 
 async def test_a_contract_is_told_when_its_answer_changes(tmp_path: Path) -> None:
@@ -89,8 +89,9 @@ async def test_a_contract_is_told_when_its_answer_changes(tmp_path: Path) -> Non
     path = tmp_path / "out/result.json"
     async with looking(layout(tmp_path, artifacts=[RESULT])) as look:
         assert (await look.until(ev.ArtifactSeen)).answer == "pending"
+        assert (await look.until(ev.WatchChanged)).by == "events"
         await look.ask(7)
-        assert len(look.told) == 2  # nothing changed: nothing to tell but the answer
+        assert len(look.told) == 3  # nothing changed: nothing to tell but the answer
         path.write_text('{"ok": ')
         seen = await look.until(ev.ArtifactSeen, 2)
         assert (seen.answer, seen.problems[0].split(":")[0]) == ("pending", "out/result.json")
@@ -108,7 +109,8 @@ async def test_a_contract_that_is_over_is_not_read_again(tmp_path: Path) -> None
         (tmp_path / "out/result.json").write_text('{"ok": false}')
         look.looker.ask(1)
         await look.ask(2)
-        assert [event.name for event in look.told] == ["ArtifactSeen", "ArtifactsLooked", "ArtifactsLooked"]
+        assert len(look.events(ev.ArtifactSeen)) == 1
+        assert [event.asked for event in look.events(ev.ArtifactsLooked)] == [1, 2]
 
 
 async def test_a_checker_that_breaks_is_a_fault_and_not_pending(
@@ -137,16 +139,21 @@ async def test_a_file_system_that_does_not_answer_is_noted_and_asked_again(
         assert look.events(ev.MarkerRead) == []
 
 
-async def test_missing_events_are_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_how_it_is_watched_is_told_once_and_polling_finds_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse() -> None:
         raise OSError(24, "")
 
-    monkeypatch.setattr("supervisor.watch.directories.Inotify", refuse)
+    monkeypatch.setattr(watcher, "Trees", refuse)
+    (tmp_path / "out").mkdir()
     async with looking(layout(tmp_path, artifacts=[RESULT])) as look:
         await look.ask(1)
-        await look.ask(2)
-        (note,) = look.events(ev.Noted)
-    assert note.text == "files are looked at once a second, for there are no events: Too many open files"
+        put(str(tmp_path / "out/result.json"), b'{"ok": true}')
+        await look.until(ev.ArtifactSeen, answer="valid")
+        (how,) = look.events(ev.WatchChanged)
+    assert (how.directories, how.by) == ([str(tmp_path / "out")], "polling")
+    assert "max_user_instances" in how.why
 
 
 async def test_a_scripts_marker_is_told_once_and_only_ours(tmp_path: Path) -> None:
@@ -179,11 +186,11 @@ async def test_there_is_nothing_to_look_at(tmp_path: Path) -> None:
     ("pattern", "directory"),
     [("a.json", ""), ("a/b/c.json", "a/b"), ("a/*/c.json", "a"), ("*.json", ""), ("a/r{rank}/[ab]/x", "a/r1")],
 )
-def test_the_deepest_directory_that_a_pattern_names(tmp_path: Path, pattern: str, directory: str) -> None:
+async def test_the_deepest_directory_that_a_pattern_names(tmp_path: Path, pattern: str, directory: str) -> None:
     artifact = {"name": "a", "path": pattern, "per": "node", "root": "{run_dir}/{rank}"}
     where = layout(tmp_path, artifacts=[artifact])
     instance = Looker(where, lambda event: None, frozenset).instances[1]
-    assert contract_directories(where, instance) == (tmp_path / "1" / directory,)
+    assert list(contract_directories(where, instance)) == [tmp_path / "1" / directory]
 
 
 @pytest.mark.parametrize(
