@@ -56,7 +56,7 @@ ARROWS: dict[str, frozenset[str]] = {
     "scheduler": frozenset({"core", "hosts"}),
     "launch": frozenset({"core", "hosts", "scheduler", "agent"}),  # a step is signalled through Slurm's client
     "engine": frozenset({"core", "contracts", "agent", "launch", "watch", "scheduler", "hosts"}),
-    "runs": frozenset({"core", "engine", "scheduler"}),
+    "runs": frozenset({"core", "engine", "scheduler", "agent"}),  # files are copied in the same way everywhere
     "service": ANYTHING - {"cli", "service"},
     "cli": ANYTHING - {"cli"},
 }
