@@ -2,6 +2,7 @@
 
     python -I -S agent.pyz run NONCE RANK    beside a rank; standard input and output are the channel
     python -I -S agent.pyz sweep TAG         kill what a rank has left behind, and say on one line how much
+    python -I -S agent.pyz fetch             copy files from this node's disks, see fetch.py
 
 THE CHANNEL. One JSON object a line, at most 1000 bytes, each with the run's nonce under "n". Lines without it
 belong to somebody else (a prolog, a container's banner) and are ignored. Commands carry their name under "c",
@@ -15,7 +16,8 @@ events under "e". What is longer than a line, the specification of the rank, tra
     bye {exit}          leave with this code   gone {killed, left}            nothing of it runs any more
     ping {}                                    signalled {signal}   pong {}   note {text}
 
-    spec: argv, tag, out, err (paths), and with defaults env {}, unset [], cwd null, stop_signal 15, grace 30
+    spec: argv, tag, out, err (paths), and with defaults env {}, unset [], cwd null, stop_signal 15, grace 30,
+          fetch null: the specification of what bye makes it fetch first
 
 TWO PHASES. The agent first arms itself (handlers, subreaper), then says hello. Nothing runs before the engine
 has answered with spec and start, so that all ranks begin together, or none does. A stop that comes earlier
@@ -42,6 +44,10 @@ few that got away from under the subreaper: those carry ALLOCD_TAG in their envi
 rank of one run and to nothing else, for whatever carries it is killed. When the main process ends, leftovers
 get TERM, and KILL after the grace. If the agent itself dies, the kernel kills the main process (parent-death
 signal), and `sweep` is for the rest.
+
+FETCHING. What the rank wrote on its node's own disks is copied by a child of the agent, between bye and the exit:
+its tree is gone then, so nothing is signalled later for it; and the agent is still there, which after scancel no
+new step could be. The copy tells of itself in a file (fetch.py), and is killed with the agent or at its limit.
 
 EXIT CODE, the first that is known: 70 if the channel ended before `gone`; bye's; that of the last stop or
 kill; the rank's own (128 + signal; 127 program not found, 126 otherwise not started).
@@ -72,6 +78,7 @@ from supervisor.agent.processes import (
     PR_SET_CHILD_SUBREAPER,
     Process,
     become,
+    bring,
     children,
     descendants,
     fork,
@@ -99,6 +106,7 @@ LOST_GRACE, LOST_LIMIT = 1.5, 1.8  # when the channel has ended: to KILL, and to
 KILL_LIMIT = 10.0  # from the first KILL to giving up: another user's process, or one stuck in the kernel
 KILL_PAUSE = (0.005, 0.25)  # between two rounds of KILL: the first pause, doubled up to the last
 LOOK_PAUSE = 0.25  # between two looks at processes whose end no signal announces
+FETCH_MARGIN = 2.0  # a fetch that is still there so long after its own limit hangs
 FLUSH_LIMIT, LOST_FLUSH = 5.0, 0.1  # for the logs to reach the disk; when the channel has ended
 SWEEP_LIMIT = 5.0
 SIGNAL_BASE = 128
@@ -130,7 +138,7 @@ class Agent:
         self.main = 0  # the rank's main process, until it has been reaped: so long its number is its own
         self.report = -1  # where the child says why there was no exec
         self.logs: list[int] = []
-        self.flusher = 0
+        self.flusher = self.fetcher = 0
         self.ordered = 0  # the last stop signal that was asked for
         self.told = 0  # the process group that has got it, but for those born since `heard` (see Process.born)
         self.heard = 0
@@ -140,7 +148,7 @@ class Agent:
         self.left = 0
         self.told_at = float("-inf")  # when `ended` or `refused` was said
         self.codes = {"own": EXIT_FAILED}
-        self.lost = self.dismissed = self.finished = False
+        self.ran = self.lost = self.dismissed = self.finished = False
         self.due: dict[Callable[[], None], float] = {}
         self.selector = selectors.PollSelector()  # it takes files and /dev/null too, which epoll refuses
         self.lines = Lines()
@@ -348,7 +356,7 @@ class Agent:
         elif child is None or not child.execed:
             self.refuse("exec", "ended before exec")
         else:
-            self.state = RUNNING
+            self.state, self.ran = RUNNING, True
             self.emit("started", pid=self.main)
             if self.ordered and self.ordered != signal.SIGKILL:
                 self.tell(self.ordered)
@@ -476,6 +484,8 @@ class Agent:
                     self.ended(status)
                 elif pid == self.flusher:
                     self.flushed(status)
+                elif pid == self.fetcher:
+                    self.leave()
         except ChildProcessError:
             return True
 
@@ -551,7 +561,24 @@ class Agent:
         """At once; but after a failure the others are stopped first, with which our launcher's teardown would
         compete for the CPU."""
         failing = not self.ordered and self.codes["own"] != 0
-        self.due[self.leave] = max(time.monotonic(), self.told_at + (LINGER if failing else 0.0))
+        errand = self.spec is not None and self.spec.fetch is not None and not self.fetcher
+        way = self.fetch if errand and self.ran and not self.lost else self.leave
+        self.due[way] = max(time.monotonic(), self.told_at + (LINGER if failing else 0.0))
+
+    def fetch(self) -> None:
+        """The rank's files on this node, by a child's hand: a dead file system must not hold us."""
+        assert self.spec is not None  # noqa: S101 - see leave_soon
+        assert self.spec.fetch is not None  # noqa: S101
+        try:
+            keeper = os.getpid()
+            self.fetcher = fork()
+        except OSError as error:
+            self.note(f"nothing was fetched from the node: {error.strerror}")
+            self.leave()
+            return
+        if self.fetcher == 0:
+            bring(self.spec.fetch, keeper)
+        self.due[self.leave] = time.monotonic() + self.spec.fetch["seconds"] + FETCH_MARGIN
 
     def leave(self) -> None:
         self.finished = True
@@ -620,7 +647,11 @@ def main(arguments: list[str]) -> int:
         return keep(rest[0], int(rest[1]))
     if verb == "sweep" and len(rest) == 1 and rest[0]:
         return sweep(os.fsencode(rest[0]))
-    sys.stderr.write("usage: agent.pyz run NONCE RANK | agent.pyz sweep TAG\n")
+    if verb == "fetch" and not rest:
+        from supervisor.agent import fetch  # not for a rank's agent, which stays small
+
+        return fetch.main()
+    sys.stderr.write("usage: agent.pyz run NONCE RANK | agent.pyz sweep TAG | agent.pyz fetch\n")
     return EXIT_USAGE
 
 

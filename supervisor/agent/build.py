@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType
 
 HERE = Path(__file__).parent
-MODULES = ("lines", "processes", "agent")
+MODULES = ("lines", "processes", "agent", "copying", "fetch")
 _MAIN = b"""\
 import os, sys
 from supervisor.agent.agent import main
@@ -33,7 +33,7 @@ def agent_archive() -> bytes:
 
     Raises OSError when the package's own source cannot be read.
     """
-    small = {"__main__": _MAIN, "supervisor/__init__": b"", "supervisor/agent/__init__": b""}
+    small = {"__main__": _MAIN, **dict.fromkeys(PACKAGES, b"")}
     modules = [(name, source, compile(source, f"{name}.py", "exec")) for name, source in small.items()]
     modules += map(_module, MODULES)
     out = io.BytesIO()

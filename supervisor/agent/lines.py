@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 LINE_LIMIT = 1000  # with the newline: Slurm keeps such lines whole even when several tasks share a stream
 GRACE_LIMIT = 3600.0
+DEPTH_LIMIT = 1000  # levels of directories
+FETCH_LIMIT = 86400.0
 
 
 class Lines:
@@ -63,6 +65,12 @@ def between(value: Any, name: str, low: float, high: float) -> float:
     return value
 
 
+def watched(value: Any) -> tuple[str, int]:
+    """A directory to watch, and how many levels below it."""
+    directory, depth = typed(value, "watch", list) if len(value) == 2 else (None, None)
+    return os.fsdecode(text(directory, "watch")), int(between(depth, "watch", 0, DEPTH_LIMIT))
+
+
 class Spec:
     """What to start and how to stop it. Raises ValueError, with a sentence, on a document that does not say
     so."""
@@ -78,6 +86,11 @@ class Spec:
         self.cwd = None if cwd is None else text(cwd, "cwd")
         self.stop_signal = int(between(document.get("stop_signal", signal.SIGTERM), "stop_signal", 1, 64))
         self.grace = between(document.get("grace", 30.0), "grace", 0, GRACE_LIMIT)
+        fetch = document.get("fetch")
+        self.fetch: dict[str, Any] | None = None if fetch is None else typed(fetch, "fetch", dict)
+        if self.fetch is not None:
+            between(self.fetch.get("seconds"), "fetch.seconds", 0, FETCH_LIMIT)
+        self.watch = [watched(each) for each in typed(document.get("watch", []), "watch", list)]
         self.env = dict(os.environb)
         for name in typed(document.get("unset", []), "unset", list):
             self.env.pop(text(name, "unset"), None)

@@ -8,10 +8,11 @@ import errno
 import os
 import select
 import signal
+import sys
 
 TYPE_CHECKING = False  # not from typing: that import alone costs as much as all of ours
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     from supervisor.agent.lines import Spec
 
@@ -172,6 +173,24 @@ def become(spec: Spec, keeper: int, report: int, logs: list[int]) -> NoReturn:
         os.write(report, f"{phase} 0 {error}".encode("utf-8", "replace")[: select.PIPE_BUF])
     finally:
         os._exit(EXIT_REFUSED)
+
+
+def bring(spec: dict[str, Any], keeper: int) -> NoReturn:
+    """The fetcher: exits with 0 when everything is told in its file of facts, and is killed when the agent leaves. Its
+    signals stay blocked: the agent answers them."""
+    code = EXIT_FAULT
+    try:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == keeper:
+            from supervisor.agent.fetch import fetch  # here: a rank's agent stays small
+
+            fetch(spec)
+            code = 0
+    except BaseException:  # noqa: BLE001 - on stderr, which is the step's log
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def write_down(logs: list[int]) -> NoReturn:

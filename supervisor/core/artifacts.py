@@ -84,6 +84,7 @@ class FileFact:
     sha256: str | None  # hexadecimal; None when the content was not (wholly) read
     kind: str = "file"  # what it is to its contract: file, rank, merged, probe
     problems: tuple[str, ...] = ()  # what is wrong with it, or still missing in it
+    mtime_ns: int | None = None  # the time of its last change when it was read
 
 
 @dataclass(frozen=True, slots=True)

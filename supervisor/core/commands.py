@@ -100,7 +100,9 @@ class CheckArtifacts(Command):
 
 @dataclass(frozen=True)
 class Collect(Command):
-    """Collect logs and artifacts: answers Collected."""
+    """Collect logs and artifacts, within `limit` seconds: answers Collected."""
+
+    limit: float
 
 
 @dataclass(frozen=True)

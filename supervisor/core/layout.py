@@ -6,13 +6,14 @@ RUN_DIR/                made exclusively, one per run
   agent.pyz, marker.sh  what runs beside the ranks, so that a node needs nothing of ours installed
   .bench_done.JOBID     the marker (the plan can name another path)
   logs/rank-R.ROLE.out  and .err: the rank's own; .srun: its srun's (or agent's) own words
-  collected/            what the plan asks to collect
+  collected/            what the plan asks to collect; nodes/R/ from rank R's node, nodes/R.jsonl tells of it
   receipt.run.json      what the engine saw; receipt.json: sealed with Slurm's record
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -104,6 +105,24 @@ class Layout:
         }
         return {**{name: substitute(text, values) for name, text in role.env.items()}, **ours}
 
+    def collected_from(self, rank: int) -> str:
+        """The directory of what was fetched from the rank's node; with `.jsonl` behind it, the file of facts."""
+        return self.at(COLLECTED, "nodes", str(rank))
+
+    def fetch_specification(self, rank: int, seconds: float) -> dict[str, Any]:
+        """What is to be fetched from the rank's node within `seconds`, as `agent/fetch.py` reads it. The nodes fetch
+        at the same time and know nothing of each other, so each may fill an equal share of the size."""
+        plan = self.plan
+        values = {word: re.sub(r"([*?\[])", r"[\1]", value) for word, value in self.values(rank).items()}
+        target = self.collected_from(rank)
+        return {
+            "patterns": [substitute(pattern, values) for pattern in plan.collect.nodes],
+            "target": target,
+            "facts": f"{target}.jsonl",
+            "size": plan.collect.size_max // plan.size,
+            "seconds": seconds,
+        }
+
     def specification(self, rank: int, stop_signal: int, cwd: str) -> dict[str, Any]:
         """What the agent of a rank is told: the document that its channel carries before `start`. `cwd` is used where
         the role names none."""
@@ -118,4 +137,5 @@ class Layout:
             "tag": self.tag(rank),
             "stop_signal": stop_signal,
             "grace": role.grace,
+            "fetch": self.fetch_specification(rank, self.plan.deadlines.collect) if self.plan.collect.nodes else None,
         }

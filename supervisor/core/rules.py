@@ -91,7 +91,8 @@ def tier(turn: Turn) -> tuple[RankState, ...]:
 
 
 def release(turn: Turn) -> None:
-    """Trees that are gone: their agents may exit, each with the code that is its own or the marker's."""
+    """Trees that are gone: their agents may exit, each with the code that is its own or the marker's; but first they
+    fetch what the plan collects from their nodes."""
     for rank in turn.state.ranks:
         if rank.phase != "gone" or rank.released or rank.suspect:
             continue
@@ -99,7 +100,8 @@ def release(turn: Turn) -> None:
         turn.change_rank(rank.rank, released=True, exit=code)
         turn.ask(cmd.ReleaseStep(rank.rank, code))
         if not rank.killed_step:
-            turn.set_timer(f"release:{rank.rank}", RELEASE_LIMIT)
+            fetching = turn.plan.deadlines.collect if turn.plan.collect.nodes else 0.0
+            turn.set_timer(f"release:{rank.rank}", fetching + RELEASE_LIMIT)
 
 
 def step_code(turn: Turn, rank: RankState) -> int:
@@ -118,14 +120,26 @@ def step_code(turn: Turn, rank: RankState) -> int:
     return decision.exit
 
 
+def trees_are_gone(turn: Turn) -> None:
+    """Nothing runs any more. Where agents fetch from their nodes, collecting begins now, and has one deadline."""
+    state = turn.state
+    begins = state.phase == "stopping" and turn.plan.collect.nodes and state.collect_by is None
+    if begins and all(rank.phase in ("gone", *FINAL) for rank in state.ranks):
+        turn.change(collect_by=turn.now + turn.plan.deadlines.collect)
+
+
 def all_over(turn: Turn) -> None:
-    """Every rank is over and the marker is settled: collect the evidence."""
+    """Every rank is over and the marker is settled: collect the evidence. What agents needed for fetching is taken
+    from the time for it, but a little is left in any case."""
     if turn.state.phase != "stopping" or turn.state.marker.status in ("publishing", "blocked"):
         return
     if all(rank.phase in FINAL for rank in turn.state.ranks):
+        limit, due = turn.plan.deadlines.collect, turn.state.collect_by
+        if due is not None:
+            limit = min(limit, max(COLLECT_MARGIN, due - turn.now))
         turn.change(phase="collecting", deadlines={})
-        turn.set_timer("collect", turn.plan.deadlines.collect + COLLECT_MARGIN)
-        turn.ask(cmd.Collect())
+        turn.set_timer("collect", limit + COLLECT_MARGIN)
+        turn.ask(cmd.Collect(limit))
 
 
 RULES: Final[tuple[Callable[[Turn], None], ...]] = (
@@ -137,6 +151,7 @@ RULES: Final[tuple[Callable[[Turn], None], ...]] = (
     retry_marker,
     stop_ranks,
     release,
+    trees_are_gone,
     all_over,
 )
 

@@ -1,118 +1,260 @@
-"""Collecting after the end: the files that the plan names, copied into the run directory, with checksums.
+"""Collecting after the end: what the plan names is copied into the run directory, with checksums.
 
-Runs in a thread, on whatever is there; every file that cannot be had is a sentence in `errors`, and none of them
-changes how a rank ended. Only regular files are copied. A symbolic link that a job may have made is not followed,
-neither the last part of a path nor one before it. Nothing already collected is overwritten by another file of the same
-name.
+    the contracts' files   are checksummed where they are, unless a look at them has just done that
+    collect.paths          files that this host sees: copied by a thread
+    collect.nodes          files on the nodes' own disks. Most were fetched by the ranks' agents before those left, and
+                           a file of facts says so (`agent/fetch.py`). For a rank whose agent is lost, or that has none,
+                           a step of its own fetches them now
+    collect.bundle         an archive of all that, and of the logs
+
+One limit holds for everything; past it, what is there is told, and the rest is an error. Every file that cannot be had
+is a sentence in `errors`, and none of them changes how a rank ended. How files are found and copied, and what a job
+cannot trick us into: `agent/copying.py`.
 """
 
 from __future__ import annotations
 
-import errno
-import glob
-import hashlib
-import itertools
+import asyncio
+import json
 import os
-import stat
-from pathlib import Path
+from collections.abc import Collection as Several
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from supervisor.agent.copying import Gatherer, Limits, checksum, escape, opened_file, search, split
+from supervisor.core import events as ev
 from supervisor.core.layout import COLLECTED, Layout
 from supervisor.core.substitution import substitute
+from supervisor.engine.fetch import fetch
+from supervisor.engine.threads import in_thread
+from supervisor.launch.base import Launcher
 
-_BLOCK: Final = 1024 * 1024
+CUT_OFF: Final = "its fetching was cut off"
+FACTS_CAP: Final = 64 << 20
+"""Bytes of one node's facts that are read."""
 
 
-def collect(layout: Layout, contract_files: list[str], files: list[dict[str, Any]], errors: list[str]) -> None:
-    """Copy what `collect.paths` names and checksum it, and the contracts' files where they are. Appends the facts
-    (path, source, size in bytes, sha256) and the errors one by one, so that a caller who cannot wait any longer has
-    what was done until then."""
-    for name in dict.fromkeys(contract_files):
-        _take(Path(name), None, files, errors)
-    taken: set[Path] = set()
+@dataclass(frozen=True)
+class Promised:
+    """A contract's file as a look has seen it: `root` and a path below it, size in bytes, time of its last change in
+    nanoseconds, and its checksum if the look has made one."""
+
+    root: str
+    path: str
+    size: int = 0
+    mtime_ns: int | None = None
+    sha256: str | None = None
+
+    @property
+    def where(self) -> str:
+        return os.path.join(self.root, self.path)
+
+    @property
+    def parts(self) -> list[str]:
+        return [escape(name) for name in self.path.split("/")]
+
+
+@dataclass
+class Collection:
+    """What has been collected so far: facts and sentences, added one by one, so that a caller who cannot wait any
+    longer has what was done until then."""
+
+    files: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def trouble(self, path: str, why: str) -> None:
+        self.errors.append(f"collect: {path}: {why}")
+
+    def event(self) -> ev.Collected:
+        """A copy: a thread that was given up may still be at work."""
+        return ev.Collected(list(self.files), list(self.errors))
+
+
+@dataclass
+class NodeFacts:
+    """What a node's file of facts says. `whole`: whoever fetched there came to the end."""
+
+    files: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    whole: bool = False
+
+
+async def collect(
+    layout: Layout,
+    launcher: Launcher,
+    limit: float,
+    *,
+    promised: Several[Promised] = (),
+    started: Several[int] | None = None,
+    archive: str | None = None,
+) -> Collection:
+    """Collect everything within `limit` seconds; never raises for what cannot be collected.
+
+    `started`: the ranks that ever ran (None: all). `archive`: the bundle's path (default: the plan's, if it names one).
+    """
+    loop = asyncio.get_running_loop()
+    due = loop.time() + limit
+    done, plan = Collection(), layout.plan
+    nodes = await _fetched(layout, plan.ranks if plan.collect.nodes else (), limit)
+    ran = plan.ranks if started is None else started
+    left = [rank for rank, facts in nodes.items() if rank in ran and not facts.whole]
+    spent = sum(item["size"] for facts in nodes.values() for item in facts.files)
+    rest = plan.collect.size_max - spent - len(left) * (plan.collect.size_max // plan.size)
+    copying = _in_time(
+        "copying", due, done, collect_shared, layout, layout.at(COLLECTED), promised, Limits(rest, limit), done
+    )
+    fetching = asyncio.gather(*(fetch(layout, launcher, rank, limit) for rank in left))
+    _, words = await asyncio.gather(copying, fetching)
+    nodes |= await _fetched(layout, left, max(1.0, due - loop.time()))
+    why = dict.fromkeys(plan.ranks, "it was never started") | dict.fromkeys(ran, CUT_OFF)
+    why |= {rank: text for rank, text in zip(left, words, strict=True) if text}
+    for rank, facts in nodes.items():
+        _tell_of_node(layout, rank, facts, why[rank], done)
+    path = archive or (layout.at(plan.collect.bundle) if plan.collect.bundle else None)
+    if path is not None:
+        limits = Limits(plan.collect.size_max, due - loop.time())
+        await _in_time("the archive", due, done, _archive, layout.run_dir, path, limits, done)
+    return done
+
+
+async def _in_time(what: str, due: float, done: Collection, function: Any, *args: Any) -> None:
+    """A part of the collection in a thread; what breaks, or lasts too long, is told, and holds nobody."""
+    left = max(0.05, due - asyncio.get_running_loop().time())
+    try:
+        await in_thread(function, *args, limit=left)
+    except TimeoutError:
+        done.errors.append(f"collect: {what} did not end within the time for collecting")
+    except Exception as error:  # noqa: BLE001 - see above
+        done.errors.append(f"collect: {what} broke: {type(error).__name__}: {error}")
+
+
+# --- files that this host sees -----------------------------------------------------------------------------------
+
+
+def collect_shared(layout: Layout, target: str, promised: Several[Promised], limits: Limits, done: Collection) -> None:
+    """Checksum the contracts' files, and copy what `collect.paths` names into `target`. Blocks."""
+    unread = [item for item in dict.fromkeys(promised) if not _unchanged(item, done)]
+    copies: dict[str, dict[str, Any]] = {}
+
+    def fact(found: dict[str, Any]) -> None:
+        copies[found["source"]] = found
+        done.files.append(found)
+
+    gatherer = Gatherer(target, layout.run_dir, limits, fact, done.trouble)
+    if layout.plan.collect.bundle:
+        gatherer.seen.add(layout.at(layout.plan.collect.bundle))
     for pattern in layout.plan.collect.paths:
-        found, links = _matches(layout, pattern)
-        errors += (f"collect: {link}: a symbolic link, not followed" for link in links)
-        if not found and not links:
-            errors.append(f"collect: nothing matches {pattern}")
-        for path in (path for path in found if path not in taken):
-            taken.add(path)
-            _take(path, Path(layout.at(COLLECTED), _name_for(path, layout)), files, errors)
+        if not gatherer.gather(*_meaning(layout, pattern)):
+            done.errors.append(f"collect: nothing matches {pattern}")
+    for item in unread:
+        if item.where in copies:
+            done.files.append({**copies[item.where], "path": item.where})
+        else:
+            _read(item, limits, done)
 
 
-def _matches(layout: Layout, pattern: str) -> tuple[list[Path], list[Path]]:
-    """The files that a pattern of the plan means, and the links, which a job may have made, that stood in the way: in
-    what the wildcards match, and everywhere below the run directory. Links on the way to there are the site's."""
-    values = {word: glob.escape(value) for word, value in layout.values(None).items()}
-    whole = os.path.join(glob.escape(layout.run_dir), substitute(pattern, values))
-    found, links = [], {}
-    for path in map(Path, sorted(glob.glob(whole, recursive=True))):
-        link = _first_link(path, _root(path, whole, layout))
-        if link is not None:
-            links[link] = True
-        elif not path.is_dir() and not path.is_relative_to(layout.at(COLLECTED)):
-            found.append(path)
-    return found, list(links)
+def _meaning(layout: Layout, pattern: str) -> tuple[str, list[str]]:
+    """The directory below which no link is followed, and the parts of the pattern there. That is all of the run
+    directory, or what is behind the part of a path elsewhere that the plan names literally: links on the way to there
+    are the site's."""
+    values = {word: escape(value) for word, value in layout.values(None).items()}
+    root, parts = split(os.path.join(escape(layout.run_dir), substitute(pattern, values)))
+    if not f"{root}/".startswith(f"{layout.run_dir}/"):
+        return root, parts
+    inside = root[len(layout.run_dir) :].split("/")
+    return layout.run_dir, [*(escape(name) for name in inside if name), *parts]
 
 
-def _root(path: Path, pattern: str, layout: Layout) -> Path:
-    """The run directory, or the part of a path elsewhere that the plan names literally."""
-    if path.is_relative_to(layout.run_dir):
-        return Path(layout.run_dir)
-    return Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts[:-1]))
+def _unchanged(item: Promised, done: Collection) -> bool:
+    """Whether the file is as the look saw it that made its checksum: then that is told, and nothing read."""
+    for match in search(item.root, item.parts) if item.sha256 else ():
+        if not match.problem:
+            status = os.stat(match.name, dir_fd=match.directory, follow_symlinks=False)
+            if (status.st_size, status.st_mtime_ns) == (item.size, item.mtime_ns):
+                done.files.append(_fact(item.where, item.size, item.sha256 or ""))
+                return True
+    return False
 
 
-def _first_link(path: Path, root: Path) -> Path | None:
-    """The first symbolic link on the way from `root` to `path`, the last part included."""
-    steps = itertools.accumulate(path.relative_to(root).parts, Path.joinpath, initial=root)
-    return next((step for step in itertools.islice(steps, 1, None) if step.is_symlink()), None)
+def _read(item: Promised, limits: Limits, done: Collection) -> None:
+    why = "No such file"
+    for match in search(item.root, item.parts):
+        why = match.problem
+        if not why:
+            try:
+                read = checksum(match.name, limits, match.directory)
+            except OSError as error:
+                why = str(error.strerror or error)
+            else:
+                why = read.remark
+                done.files.append(_fact(item.where, read.size, read.sha256))
+    if why:
+        done.trouble(item.where, why)
 
 
-def _take(source: Path, target: Path | None, files: list[dict[str, Any]], errors: list[str]) -> None:
+def _fact(path: str, size: int, sha256: str) -> dict[str, Any]:
+    return {"path": path, "source": path, "size": size, "sha256": sha256}
+
+
+# --- files on the nodes' own disks -------------------------------------------------------------------------------
+
+
+async def _fetched(layout: Layout, ranks: Several[int], limit: float) -> dict[int, NodeFacts]:
+    """What was fetched from each rank's node until now."""
+
+    def read() -> dict[int, NodeFacts]:
+        return {rank: node_facts(layout, rank) for rank in ranks}
+
     try:
-        facts = _copy(source, target)
-    except OSError as error:
-        errors.append(f"collect: {source}: {error.strerror or error}")
-    else:
-        files.append({"path": str(target or source), "source": str(source), **facts})
+        return await in_thread(read, limit=limit)
+    except OSError as error:  # TimeoutError is one
+        return {rank: NodeFacts(errors=[f"what was fetched is not known: {error}"]) for rank in ranks}
 
 
-def _name_for(source: Path, layout: Layout) -> Path:
-    """Where a collected file goes: its path below the run directory, or its whole path without the root."""
+def node_facts(layout: Layout, rank: int) -> NodeFacts:
+    """What the rank's file of facts says; nothing when there is none. Each try begins anew; a copy that an earlier one
+    made is there all the same. Raises OSError."""
+    path = f"{layout.collected_from(rank)}.jsonl"
     try:
-        return source.relative_to(layout.run_dir)
-    except ValueError:
-        return Path(*source.absolute().parts[1:])
-
-
-def _copy(source: Path, target: Path | None) -> dict[str, Any]:
-    """Read a file once: its size and checksum, and a copy at `target`. Raises OSError."""
-    descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as reader:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(None, "not a regular file")
-        if target is None:
-            return _digest(reader)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, f"another file was collected as {target}")
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        with opened_file(path) as (descriptor, _), open(descriptor, "rb", closefd=False) as file:
+            lines = file.read(FACTS_CAP).split(b"\n")[:-1]
+    except FileNotFoundError:
+        return NodeFacts()
+    files: dict[str, dict[str, Any]] = {}
+    errors: list[str] = []
+    whole = False
+    for line in lines:
         try:
-            with open(temporary, "xb") as writer:
-                facts = _digest(reader, writer)
-                os.fchmod(writer.fileno(), stat.S_IMODE(status.st_mode) & 0o777)
-            os.rename(temporary, target)  # nobody but us makes names in there, and some file systems refuse links
-        finally:
-            temporary.unlink(missing_ok=True)
-        return facts
+            item = json.loads(line)
+        except ValueError:
+            continue  # two programs wrote at once on a network file system
+        match item:
+            case {"begin": _}:
+                errors, whole = [], False
+            case {"end": _}:
+                whole = True
+            case {"error": str(text)}:
+                errors.append(text)
+            case {"path": str(copy), "source": str(source), "size": int(size), "sha256": str(digest)}:
+                files[source] = {"path": copy, "source": source, "size": size, "sha256": digest, "rank": rank}
+    return NodeFacts(list(files.values()), errors, whole)
 
 
-def _digest(reader: Any, writer: Any = None) -> dict[str, Any]:
-    digest, size = hashlib.sha256(), 0
-    while block := reader.read(_BLOCK):
-        digest.update(block)
-        size += len(block)
-        if writer is not None:
-            writer.write(block)
-    return {"size": size, "sha256": digest.hexdigest()}
+def _tell_of_node(layout: Layout, rank: int, facts: NodeFacts, why: str, done: Collection) -> None:
+    where = f"collect: rank {rank} on {layout.nodes[rank]}"
+    done.files += facts.files
+    done.errors += (f"{where}: {text}" for text in facts.errors)
+    if not facts.whole:
+        done.errors.append(f"{where}: not everything was fetched: {why}")
+
+
+# --- the archive -------------------------------------------------------------------------------------------------
+
+
+def _archive(run_dir: str, path: str, limits: Limits, done: Collection) -> None:
+    from supervisor.engine.bundle import bundle  # few runs make one
+
+    try:
+        done.files.append(bundle(run_dir, path, limits, done.trouble))
+    except OSError as error:
+        done.trouble(path, str(error.strerror or error))

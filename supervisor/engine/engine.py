@@ -32,7 +32,7 @@ from supervisor.core.run import IllegalEvent, step
 from supervisor.core.state import RunState
 from supervisor.engine import markers
 from supervisor.engine.clock import utc
-from supervisor.engine.collect import collect
+from supervisor.engine.collect import Promised, collect
 from supervisor.engine.journal import Journal
 from supervisor.engine.looker import Looker, contract_root, marker_event
 from supervisor.engine.steps import Steps
@@ -353,25 +353,18 @@ class Engine:
     def _check_artifacts(self, command: cmd.CheckArtifacts) -> None:
         self._looker.ask(command.asked)
 
-    def _collect(self, _: cmd.Collect) -> None:
+    def _collect(self, command: cmd.Collect) -> None:
         async def work() -> None:
             roots = {instance.contract_id: contract_root(self.layout, instance) for instance in self._looker.instances}
-            wanted = [
-                str(roots[item.contract] / fact.path)
+            promised = [
+                Promised(str(roots[item.contract]), fact.path, fact.size, fact.mtime_ns, fact.sha256)
                 for item in self.state.contracts
                 if item.finding is not None
                 for fact in item.finding.files
             ]
-            limit = self.layout.plan.deadlines.collect
-            files: list[dict[str, Any]] = []
-            errors: list[str] = []
-            try:
-                await in_thread(collect, self.layout, wanted, files, errors, limit=limit)
-            except TimeoutError:
-                errors.append(f"collection did not end within {limit:g} s")
-            except Exception as error:  # noqa: BLE001 - a collection that breaks is told, and holds nobody
-                errors.append(f"collection broke: {type(error).__name__}: {error}")
-            self.post(ev.Collected(list(files), list(errors)))  # copies: the thread may still be at work
+            started = [rank.rank for rank in self.state.ranks if rank.started]
+            done = await collect(self.layout, self._launcher, command.limit, promised=promised, started=started)
+            self.post(done.event())
 
         self._help("collecting", work)
 

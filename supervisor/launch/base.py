@@ -44,6 +44,9 @@ class Launcher(Protocol):
     def sweep(self, layout: Layout, rank: int) -> StepCommand:
         """The process that looks on the rank's node for what the rank left behind, and kills it."""
 
+    def fetch(self, layout: Layout, rank: int) -> StepCommand:
+        """The process that copies files from the rank's node, as its standard input says."""
+
     async def signal(self, layout: Layout, rank: int, pid: int, signal: str) -> str | None:
         """Signal a rank that has no agent (`signal` without SIG; `pid` is the step's process). Returns what went
         wrong, or None. Raises NoStep."""
@@ -73,3 +76,8 @@ def rank_directory(layout: Layout, rank: int) -> str | None:
 def sweep_argv(layout: Layout, rank: int) -> tuple[str, ...]:
     """The command line of a search for a rank's left-over processes."""
     return (interpreter(layout), "-I", "-S", layout.at(AGENT), "sweep", layout.tag(rank))
+
+
+def fetch_argv(layout: Layout) -> tuple[str, ...]:
+    """The command line that copies files from the node where it runs."""
+    return (interpreter(layout), "-I", "-S", layout.at(AGENT), "fetch")

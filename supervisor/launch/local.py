@@ -6,7 +6,7 @@ import os
 import signal as signals
 
 from supervisor.core.layout import Layout
-from supervisor.launch.base import StepCommand, agent_argv, rank_directory, sweep_argv
+from supervisor.launch.base import StepCommand, agent_argv, fetch_argv, rank_directory, sweep_argv
 from supervisor.launch.process import StepProcess
 
 
@@ -29,6 +29,10 @@ class LocalLauncher:
     def sweep(self, layout: Layout, rank: int) -> StepCommand:
         """The search on this machine."""
         return StepCommand(sweep_argv(layout, rank), self._environment)
+
+    def fetch(self, layout: Layout, rank: int) -> StepCommand:
+        """The copying on this machine."""
+        return StepCommand(fetch_argv(layout), self._environment)
 
     async def signal(self, layout: Layout, rank: int, pid: int, signal: str) -> str | None:
         """Signal the rank's process group."""

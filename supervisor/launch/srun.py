@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from supervisor.core.allocation import Allocation, Component
 from supervisor.core.layout import Layout
 from supervisor.core.slurm import step_environment
-from supervisor.launch.base import NoStep, StepCommand, agent_argv, rank_directory, sweep_argv
+from supervisor.launch.base import NoStep, StepCommand, agent_argv, fetch_argv, rank_directory, sweep_argv
 from supervisor.launch.process import StepProcess
 from supervisor.scheduler.client import SlurmClient
 
@@ -61,6 +61,10 @@ class SrunLauncher:
         """The search on the rank's node, as a short step of its own."""
         command = sweep_argv(layout, rank)
         return StepCommand((*self._options(layout, rank, name="sweep-", stdin="none"), *command), self._environment)
+
+    def fetch(self, layout: Layout, rank: int) -> StepCommand:
+        """The copying on the rank's node, as a short step of its own."""
+        return StepCommand((*self._options(layout, rank, name="fetch-"), *fetch_argv(layout)), self._environment)
 
     async def signal(self, layout: Layout, rank: int, pid: int, signal: str) -> str | None:
         """`scancel --signal` of the step, found by its name: a signal to srun would kill the task without a word."""

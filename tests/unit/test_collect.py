@@ -6,15 +6,20 @@ import hashlib
 import os
 import stat
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from supervisor.agent.copying import Limits
 from supervisor.core.layout import Layout
 from supervisor.core.plan import parse_plan
-from supervisor.engine.collect import collect
+from supervisor.engine.collect import Collection, Promised, collect_shared
 from supervisor.engine.threads import in_thread
+
+LIMIT = 60.0  # seconds
 
 
 def layout(run_dir: Path, *patterns: str) -> Layout:
@@ -33,16 +38,30 @@ def layout(run_dir: Path, *patterns: str) -> Layout:
 class Collected:
     """What came of collecting `patterns` in a run directory."""
 
-    def __init__(self, run_dir: Path, *patterns: str, contract_files: tuple[Path, ...] = ()) -> None:
+    def __init__(self, run_dir: Path, *patterns: str, promised: Sequence[Promised] = (), size_max: int = 1 << 30):
         self.run_dir = run_dir
-        self.files: list[dict[str, Any]] = []
-        self.errors: list[str] = []
-        collect(layout(run_dir, *patterns), [str(path) for path in contract_files], self.files, self.errors)
+        self.done = Collection()
+        where = str(run_dir / "collected")
+        collect_shared(layout(run_dir, *patterns), where, promised, Limits(size_max, LIMIT), self.done)
+
+    @property
+    def files(self) -> list[dict[str, Any]]:
+        return self.done.files
+
+    @property
+    def errors(self) -> list[str]:
+        return self.done.errors
 
     @property
     def sources(self) -> list[str]:
         """The files that were taken, as paths relative to the run directory."""
         return sorted(os.path.relpath(item["source"], self.run_dir) for item in self.files)
+
+
+def facts(path: Path) -> dict[str, Any]:
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    return {"path": str(path), "source": str(path), "size": len(content), "sha256": digest}
 
 
 def write(path: Path, content: bytes = b"content") -> Path:
@@ -74,9 +93,47 @@ def test_copies_are_whole_and_their_facts_are_right(run_dir: Path) -> None:
 
 def test_contract_files_are_checksummed_where_they_are(run_dir: Path) -> None:
     path = write(run_dir / "result.json")
-    done = Collected(run_dir, contract_files=(path, path))
-    assert [item["path"] for item in done.files] == [str(path)]
+    done = Collected(run_dir, promised=[Promised(str(run_dir), "result.json")] * 2)
+    assert done.files == [facts(path)]
     assert not (run_dir / "collected").exists()
+
+
+def test_a_checksum_that_a_look_has_made_is_not_made_again(run_dir: Path) -> None:
+    """As long as the file has the size and the time that it had then."""
+    path = write(run_dir / "deep/result.json")
+    status = path.stat()
+    known = Promised(str(run_dir), "deep/result.json", status.st_size, status.st_mtime_ns, "ab" * 32)
+    assert Collected(run_dir, promised=[known]).files == [{**facts(path), "sha256": "ab" * 32}]
+    for other in (replace(known, size=6), replace(known, mtime_ns=1), replace(known, sha256=None)):
+        assert Collected(run_dir, promised=[other]).files == [facts(path)]
+
+
+def test_a_contracts_file_that_is_copied_is_read_once(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(run_dir / "result.json")
+    opened = []
+    real = os.open
+
+    def counting(path: Any, *args: Any, **more: Any) -> int:
+        opened.append(path)
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(os, "open", counting)
+    done = Collected(run_dir, "*.json", promised=[Promised(str(run_dir), "result.json")])
+    assert opened.count("result.json") == 1
+    copied = {**facts(path), "path": str(run_dir / "collected/result.json")}
+    assert done.files == [copied, facts(path)]
+
+
+@pytest.mark.parametrize("name", ["gone.json", "link.json", "away/key", "fifo"])
+def test_a_contracts_file_that_is_none_any_more(run_dir: Path, tmp_path: Path, name: str) -> None:
+    secret = write(tmp_path / "secret/key")
+    (run_dir / "link.json").symlink_to(secret)
+    (run_dir / "away").symlink_to(secret.parent)
+    os.mkfifo(run_dir / "fifo")
+    done = Collected(run_dir, promised=[Promised(str(run_dir), name)])
+    why = {"gone.json": "No such file", "fifo": "not a regular file"}.get(name, "a symbolic link, not followed")
+    assert done.files == []
+    assert done.errors == [f"collect: {run_dir}/{name}: {why}"]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +229,7 @@ def test_a_file_that_cannot_be_read_hides_no_other(run_dir: Path, monkeypatch: p
     real = os.open
 
     def refuse(path: Any, *args: Any, **more: Any) -> int:
-        if str(path).endswith("/a"):
+        if path == "a":
             raise PermissionError(13, "Permission denied", str(path))
         return real(path, *args, **more)
 
@@ -200,13 +257,14 @@ async def test_what_was_done_so_far_is_had_when_the_rest_hangs(run_dir: Path, mo
     real = os.open
 
     def hang(path: Any, *args: Any, **more: Any) -> int:
-        if str(path).endswith("/b"):
+        if path == "b":
             answer.wait(10)
         return real(path, *args, **more)
 
     monkeypatch.setattr(os, "open", hang)
     done = Collected(run_dir)
+    where = str(run_dir / "collected")
     with pytest.raises(TimeoutError):
-        await in_thread(collect, layout(run_dir, "*"), [], done.files, done.errors, limit=0.1)
+        await in_thread(collect_shared, layout(run_dir, "*"), where, (), Limits(1 << 30, LIMIT), done.done, limit=0.1)
     assert done.sources == ["a"]
     answer.set()

@@ -1284,7 +1284,7 @@ def test_collection_has_a_deadline() -> None:
     run = Run(coordinator=0, collect={"required": True}, deadlines={"collect": 10})
     run.take(ev.StopRequested("TERM"))
     run.take(*(ev.StepRefused(rank, "too late") for rank in range(3)), ev.MarkerPublished(143, "written"))
-    assert run.commands == [cmd.Collect()]
+    assert run.commands == [cmd.Collect(10)]
     run.fire("collect")
     assert run.commands == [cmd.Finish()]
     assert run.state.collected is not None and "did not end within 10 s" in run.state.collected.errors[0]

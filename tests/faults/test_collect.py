@@ -1,0 +1,165 @@
+"""Collecting at a run's end: files on the nodes' own disks, fetched by the ranks' agents or by steps of their own, the
+archive, and all of it whatever way the run ends."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.local import CHILD, STUBBORN, UP, Event, Local, Run, await_files, role, sh, touch
+
+
+def writer(disk: Path, then: str = "wait") -> list[str]:
+    """A worker that writes on its node's own disk, and once more when it is told to end."""
+    own = f"{disk}/$ALLOCD_NODE"
+    last = f"echo last >{own}/last.txt; {touch('ended')}; exit 0"
+    return sh(f"mkdir -p {own}; trap '{last}' TERM; echo $ALLOCD_RANK >{own}/rank.txt; {CHILD}; {UP}; {then}")
+
+
+def plan(local: Local, disk: Path, client: list[str], *, worker: Event | None = None, **collect: Any) -> Path:
+    return local.plan(
+        {"worker": worker or role("0,1", writer(disk)), "client": role(2, client)},
+        coordinator=2,
+        collect={"nodes": [f"{disk}/{{node}}/*.txt"], **collect},
+    )
+
+
+def fetched(run: Run) -> dict[str, bytes]:
+    """What is there, by rank and name; the receipt's facts must say the same."""
+    receipt = run.receipt()
+    found = {}
+    for fact in receipt["collected"]["files"]:
+        if "rank" in fact:
+            path = Path(fact["path"])
+            content = path.read_bytes()
+            assert path.is_relative_to(run.directory / f"collected/nodes/{fact['rank']}")
+            assert (fact["size"], fact["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+            found[f"{fact['rank']}/{path.name}"] = content
+    return found
+
+
+def errors(run: Run) -> list[str]:
+    found: list[str] = run.receipt()["collected"]["errors"]
+    return found
+
+
+WHOLE = {"0/rank.txt": b"0\n", "0/last.txt": b"last\n", "1/rank.txt": b"1\n", "1/last.txt": b"last\n"}
+
+
+@pytest.mark.parametrize("end", ["success", "failure", "stop"])
+def test_agents_fetch_from_their_nodes_however_the_run_ends(local: Local, tmp_path: Path, end: str) -> None:
+    """What a rank writes while it is stopped is among it. The client's node has nothing: that is told, and changes no
+    verdict."""
+    disk = tmp_path / "disk"
+    then = {"success": "true", "failure": "exit 7", "stop": f"{UP}; sleep 1000"}[end]
+    run = local.start(plan(local, disk, sh(f"{await_files('up', 0, 1)}; {then}")))
+    if end == "stop":
+        run.wait_file("up.2")
+        run.signal(signal.SIGTERM)
+    assert run.code == {"success": 0, "failure": 7, "stop": 143}[end], run
+    assert fetched(run) == WHOLE
+    (error,) = errors(run)
+    assert error == f"collect: rank 2 on 127.0.0.3: nothing matches {disk}/127.0.0.3/*.txt"
+    assert run.receipt()["status"]["collection"] == "failed"
+    assert run.receipt()["doubts"] == []
+
+
+def test_a_required_file_that_is_not_there_denies_a_success(local: Local, tmp_path: Path) -> None:
+    run = local.run(plan(local, tmp_path / "disk", sh(await_files("up", 0, 1)), required=True))
+    assert run.code == 65, run
+    assert run.receipt()["verdict"]["reason"] == "not_collected"
+
+
+def test_a_rank_without_an_agent_and_one_whose_agent_is_lost_are_fetched_from_by_steps(
+    local: Local, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    roles = {
+        "direct": role(0, writer(disk), agent="off"),
+        "worker": role(1, writer(disk)),
+        "client": role(2, sh(f"{await_files('up', 0, 1)}; {UP}; sleep 1000")),
+    }
+    patterns = {"nodes": [f"{disk}/{{node}}/rank.txt"]}
+    run = local.start(local.plan(roles, coordinator=2, collect=patterns))
+    run.wait_file("up.2")
+    os.kill(run.first("Hello", rank=1)["pid"], signal.SIGKILL)
+    assert run.code != 0
+    assert fetched(run) == {"0/rank.txt": b"0\n", "1/rank.txt": b"1\n"}
+    assert errors(run) == [f"collect: rank 2 on 127.0.0.3: nothing matches {disk}/127.0.0.3/rank.txt"]
+
+
+def test_a_rank_that_never_ran_is_not_fetched_from(local: Local, tmp_path: Path) -> None:
+    """What lies on its node is not this run's."""
+    old = tmp_path / "disk/127.0.0.1/old.txt"
+    old.parent.mkdir(parents=True)
+    old.write_text("another run's")
+    missing = role("0,1", ["/does/not/exist"])
+    run = local.run(plan(local, tmp_path / "disk", sh("sleep 1000"), worker=missing))
+    assert run.code == 127, run
+    assert fetched(run) == {}
+    assert "collect: rank 0 on 127.0.0.1: not everything was fetched: it was never started" in errors(run)
+
+
+def test_what_a_rank_can_put_in_the_way_is_told_and_hinders_no_other_file(local: Local, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    (tmp_path / "secret").write_text("secret")
+    own = f"{disk}/$ALLOCD_NODE"
+    tricks = f"ln -s {tmp_path}/secret {own}/link.txt; mkfifo {own}/fifo.txt; head -c 3000 /dev/zero >{own}/big.txt"
+    run = local.run(
+        plan(
+            local,
+            disk,
+            sh(await_files("up", 0, 1)),
+            worker=role("0,1", writer(disk, f"{tricks}; {touch('tricked')}; wait")),
+            size_max=6000,
+        )
+    )
+    assert run.code == 0, run
+    assert fetched(run) == WHOLE or set(fetched(run)) >= set(WHOLE)
+    found = errors(run)
+    for rank in (0, 1):
+        where = f"collect: rank {rank} on 127.0.0.{rank + 1}: {disk}/127.0.0.{rank + 1}"
+        assert f"{where}/link.txt: a symbolic link, not followed" in found
+        assert f"{where}/fifo.txt: not a regular file" in found
+        assert any(text.startswith(f"{where}/big.txt: 3000 bytes, but only ") for text in found)
+
+
+def test_the_archive_holds_plan_marker_logs_and_what_was_collected(local: Local, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    client = sh(f"{await_files('up', 0, 1)}; echo words; echo result >$ALLOCD_RUN_DIR/result.txt; exit 7")
+    run = local.run(plan(local, disk, client, paths=["result.txt"], bundle="evidence.tar.gz"))
+    assert run.code == 7
+    path = run.directory / "evidence.tar.gz"
+    (fact,) = (item for item in run.receipt()["collected"]["files"] if item["path"] == str(path))
+    assert (fact["size"], fact["sha256"]) == (path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+    with tarfile.open(path) as archive:
+        names = {name.removeprefix(f"{run.directory.name}/") for name in archive.getnames()}
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    assert {"plan.toml", "logs/rank-2.client.out", "collected/result.txt", "collected/nodes/0.jsonl"} <= names
+    assert f"collected/nodes/1{disk}/127.0.0.2/last.txt" in names
+    assert not names & {"journal.jsonl", "receipt.run.json"}
+    unpacked = tmp_path / "unpacked" / run.directory.name
+    assert (unpacked / "logs/rank-2.client.out").read_text() == "words\n"
+
+
+@pytest.mark.slow
+def test_a_second_stop_request_still_lets_agents_fetch(local: Local, tmp_path: Path) -> None:
+    """It takes the ranks' grace, not the evidence."""
+    disk = tmp_path / "disk"
+    own = f"{disk}/$ALLOCD_NODE"
+    stubborn = sh(f"mkdir -p {own}; echo $ALLOCD_RANK >{own}/rank.txt; {STUBBORN[-1]}")
+    run = local.start(
+        plan(local, disk, sh(f"{await_files('up', 0, 1)}; {UP}; sleep 1000"), worker=role("0,1", stubborn))
+    )
+    run.wait_file("up.2")
+    run.signal(signal.SIGTERM)
+    run.first("StopRank", rank=1)
+    run.signal(signal.SIGTERM)
+    assert run.code == 143
+    assert fetched(run) == {"0/rank.txt": b"0\n", "1/rank.txt": b"1\n"}
