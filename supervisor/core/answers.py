@@ -1,4 +1,4 @@
-"""One question put to Slurm and what came of it: the evidence from which `truth.py` decides.
+"""One question put to Slurm and what came of it: the evidence from which `two_books.py` decides.
 
 A query has three outcomes: a **record**, **absent** (a valid answer without the job) and **failed** (could
 not ask, or the answer cannot be trusted). They are told apart here, from the return code and the printed text

@@ -19,12 +19,14 @@ from dataclasses import asdict, fields
 from typing import Any, Final
 
 from supervisor.core import events as ev
+from supervisor.core.answers import Answer
 from supervisor.core.identity import NOTHING, Known, Stranger, not_of_this_job, renamed
 from supervisor.core.layout import Layout
 from supervisor.core.state import End, Failure, RankState, RunState
 from supervisor.core.steps import StepComparison, compare_steps
 from supervisor.core.story import timeline
-from supervisor.core.truth import Answer, Truth, decide, deciding, restarts_of
+from supervisor.core.truth import Truth, deciding, restarts_of
+from supervisor.core.two_books import decide
 from supervisor.core.verdict import (
     NATIVE,
     Evidence,

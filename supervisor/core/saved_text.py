@@ -32,7 +32,8 @@ from supervisor.core.answers import LONG_OVER, SAVED, Answer, read_answer
 from supervisor.core.parts import Parts, parts_of
 from supervisor.core.slurm import Source, Unreadable, agrees, parse_job_id
 from supervisor.core.slurm_records import SACCT_FIELDS, JobRecord, parse_sacct_ids, share_sacct
-from supervisor.core.truth import Truth, decide
+from supervisor.core.truth import Truth
+from supervisor.core.two_books import decide
 
 FINAL_AFTER: Final = 600.0  # seconds
 

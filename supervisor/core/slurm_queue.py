@@ -1,8 +1,8 @@
 """Many jobs in one question: the rows of squeue.
 
 squeue follows what lives. It shows a job that has ended for MinJobAge, which is no proof of how it ended (see
-`truth.py`); a job that it does not show has ended, was forgotten, or never was. As in `slurm_records.py`, nothing is
-asked for that is a user's text, and a line of another shape spoils the whole answer.
+`two_books.py`); a job that it does not show has ended, was forgotten, or never was. As in `slurm_records.py`, nothing
+is asked for that is a user's text, and a line of another shape spoils the whole answer.
 
 Measured with 22.05: times are epochs here too with `SLURM_TIME_FORMAT=%s`; `--clusters` costs 90 ms, for it asks the
 database where the cluster is (and fails without it); without a header it prints no line that names the cluster.

@@ -1,8 +1,8 @@
 """One job that may be over: hear answer after answer until its truth is settled, or until the doubt has lasted.
 
 What is asked, and when, is the caller's trade (`verify.py` asks about one job, `poller.py` about many in one call);
-what the answers mean is `core.truth.decide`'s. Between the two stands an `Inquiry`: it keeps the answers, says how long
-to pause before the next ones, and when it is over. Each round of answers is one of three things:
+what the answers mean is for `decide` to say (`core/two_books.py`). Between the two stands an `Inquiry`: it keeps the
+answers, says how long to pause before the next ones, and when it is over. Each round of answers is one of three things:
 
 - **life**: Slurm says that the job is not over. Every clock begins again.
 - **doubt**: Slurm answered, and its answers prove nothing yet (an end that was read once, books that differ, a job that
@@ -24,7 +24,8 @@ from typing import Final, Literal
 
 from supervisor.core.answers import Answer
 from supervisor.core.slurm import parse_job_id
-from supervisor.core.truth import Truth, decide
+from supervisor.core.truth import Truth
+from supervisor.core.two_books import decide
 
 KEPT: Final = 24
 """Answers that are kept, so that a wait of days does not grow; confirmation looks at the last few only."""

@@ -13,7 +13,8 @@ from typing import Protocol
 
 from supervisor.core.parts import Parts, parts_of
 from supervisor.core.slurm import parse_state
-from supervisor.core.truth import Truth, decide
+from supervisor.core.truth import Truth
+from supervisor.core.two_books import decide
 from supervisor.scheduler.client import Queue
 from supervisor.scheduler.inquiry import USUAL, Pace
 from supervisor.scheduler.poller import Asked, Poller, Seen

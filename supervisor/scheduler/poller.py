@@ -14,7 +14,7 @@ two at the same time, and never one for each job where one for all will do. A jo
   about one: `Pace.fast` after a change of any, then ever longer, `Pace.slow` at most. A change is another state, reason
   or restart count; a new follow or `hurry()` begins anew at the fast end.
 - **examined**: squeue shows that it has ended (or is ending), does not show it, or could not be asked. That proves
-  nothing, so the two books are read until `core.truth.decide` has settled it: one sacct for all of these together, one
+  nothing, so the two books are read until `decide` has settled it: one sacct for all of these together, one
   scontrol for each, at the pauses of its `Inquiry`. A job whose time is nearly up is taken along when another's is up.
   Accounting is a tenth of a second late as a rule; it gets `Pace.late` before the controller is asked. A job that
   squeue, which speaks for the controller, and accounting both call COMPLETED needs no scontrol.

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from supervisor.core.answers import Answer
-from supervisor.core.truth import Truth, decide
+from supervisor.core.truth import Truth
+from supervisor.core.two_books import decide
 from supervisor.scheduler.client import SlurmClient
 from supervisor.scheduler.inquiry import Pace
 from supervisor.scheduler.poller import Poller, Seen

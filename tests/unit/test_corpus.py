@@ -8,9 +8,11 @@ from typing import get_args
 import pytest
 from _pytest.mark import ParameterSet
 
+from supervisor.core.answers import read_answer
 from supervisor.core.slurm import STATES
 from supervisor.core.slurm_queue import parse_squeue_jobs
-from supervisor.core.truth import Standing, decide, read_answer
+from supervisor.core.truth import Standing
+from supervisor.core.two_books import decide
 from tests.corpus import files
 from tests.corpus.files import Case, Expectation, Said
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.core import events as ev
+from supervisor.core.answers import Answer
 from supervisor.core.identity import Known
 from supervisor.core.layout import Layout
 from supervisor.core.receipt import (
@@ -26,7 +27,8 @@ from supervisor.core.receipt import (
 )
 from supervisor.core.run import fold
 from supervisor.core.state import End
-from supervisor.core.truth import Answer, Truth, decide
+from supervisor.core.truth import Truth
+from supervisor.core.two_books import decide
 from tests.unit.test_run import RESULT, TERM, Run
 from tests.unit.test_truth import NO_JOB, NO_ROW, book, live
 

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.core import codes
+from supervisor.core.answers import Answer, read_answer
 from supervisor.core.slurm import ExitCode, Source, parse_state
 from supervisor.core.slurm_records import StepRecord
 from supervisor.core.steps import StepComparison, compare_steps
-from supervisor.core.truth import Answer, Truth, decide, deciding, read_answer, restarts_of
+from supervisor.core.truth import Truth, deciding, restarts_of
+from supervisor.core.two_books import decide
 
 SHOWN = """\
 JobId={jobid} {parts}JobName=x

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.core.state import Failure
-from supervisor.core.truth import Truth, decide
+from supervisor.core.truth import Truth
+from supervisor.core.two_books import decide
 from supervisor.core.verdict import (
     PRECEDENCE,
     REASONS,
