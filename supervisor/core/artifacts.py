@@ -126,6 +126,7 @@ class ArtifactState:
     state: State = "pending"
     reason: Reason | None = None  # why it is late
     finding: Finding | None = None  # the last one
+    required: bool = True  # the run is no success without it
 
     @property
     def final(self) -> bool:
@@ -150,7 +151,10 @@ def instances(plan: Plan) -> tuple[Instance, ...]:
 
 def initial(instance: Instance) -> ArtifactState:
     """The state in which a contract begins."""
-    return ArtifactState(instance.contract_id, instance.rank, instance.artifact.contract == "fpm")
+    artifact = instance.artifact
+    return ArtifactState(
+        instance.contract_id, instance.rank, ranked=artifact.contract == "fpm", required=artifact.required
+    )
 
 
 def observe(state: ArtifactState, finding: Finding) -> ArtifactState:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from supervisor.core import artifacts, codes
+from supervisor.core import codes
 from supervisor.core import commands as cmd
 from supervisor.core import events as ev
 from supervisor.core.artifacts import ArtifactState
@@ -254,8 +254,7 @@ class Turn:
     def fail_contract(self) -> None:
         """Fail the run for a broken contract that it needs, if there is one: rather for what is wrong than for what
         is missing."""
-        required = {item.contract_id for item in artifacts.instances(self.plan) if item.artifact.required}
-        broken = [c for c in self.state.contracts if c.state in ("invalid", "late") and c.contract in required]
+        broken = [c for c in self.state.contracts if c.state in ("invalid", "late") and c.required]
         contract = min(broken, key=lambda each: each.state != "invalid", default=None)
         if contract is None:
             return
