@@ -1,8 +1,9 @@
-"""Many jobs in one question: the rows of squeue.
+"""What squeue is asked: how many jobs do, in one question, and which steps of a job live.
 
 squeue follows what lives. It shows a job that has ended for MinJobAge, which is no proof of how it ended (see
 `two_books.py`); a job that it does not show has ended, was forgotten, or never was. As in `slurm_records.py`, nothing
-is asked for that is a user's text, and a line of another shape spoils the whole answer.
+of a job is asked for that is a user's text, and a line of another shape spoils the whole answer. A step is known by its
+name alone, which is such a text: it comes last, and decides nothing about a job.
 
 Measured with 22.05: times are epochs here too with `SLURM_TIME_FORMAT=%s`; `--clusters` costs 90 ms, for it asks the
 database where the cluster is (and fails without it); without a header it prints no line that names the cluster.
@@ -91,3 +92,28 @@ def _queue_row(line: str) -> QueueRow:
         restarts=restarts,
         reason="" if reason == "None" else reason,
     )
+
+
+# --- steps --------------------------------------------------------------------------------------------------
+
+
+def squeue_steps_argv(jobid: str, cluster: str | None = None) -> list[str]:
+    """The query for a job's living steps: the id first, for a step's name is free text."""
+    return [
+        "squeue",
+        *([f"--clusters={cluster}"] if cluster else []),
+        "--steps",
+        "--noheader",
+        f"--jobs={jobid}",
+        "--format=%i|%j",
+    ]
+
+
+def parse_squeue_steps(text: str) -> dict[str, str]:
+    """Step ids by step name. A name that two steps bear is left out: which one is meant cannot be known."""
+    ids: dict[str, list[str]] = {}
+    for line in text.split("\n"):
+        step, mark, name = line.partition("|")
+        if mark and re.fullmatch(r"\d+(?:[_+]\d+)?\.\w+", step.strip()):
+            ids.setdefault(name, []).append(step.strip())
+    return {name: found[0] for name, found in ids.items() if len(found) == 1}

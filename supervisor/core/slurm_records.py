@@ -1,4 +1,4 @@
-"""The questions put to sacct, scontrol and squeue, and how their answers are read: nobody can lie by a name.
+"""The questions put to sacct and scontrol, and how their answers are read: nobody can lie by a name.
 
 A part of what these commands print belongs to the job's owner: its name, its comment, its paths. `sbatch
 --job-name=$'x\\n5|COMPLETED|0:0'` is accepted and printed as it is, newline included. So three rules hold
@@ -361,31 +361,6 @@ def _line_fields(line: str) -> list[tuple[str, str]]:
         found = re.match(r"UserId=(.*?)\((\d+)\) GroupId=", line)
         return [("UserId", found[1]), ("uid", found[2])] if found else []
     return [(key, value) for key, mark, value in (word.partition("=") for word in line.split()) if mark]
-
-
-# --- steps --------------------------------------------------------------------------------------------------
-
-
-def squeue_steps_argv(jobid: str, cluster: str | None = None) -> list[str]:
-    """The query for a job's living steps: the id first, for a step's name is free text."""
-    return [
-        "squeue",
-        *([f"--clusters={cluster}"] if cluster else []),
-        "--steps",
-        "--noheader",
-        f"--jobs={jobid}",
-        "--format=%i|%j",
-    ]
-
-
-def parse_squeue_steps(text: str) -> dict[str, str]:
-    """Step ids by step name. A name that two steps bear is left out: which one is meant cannot be known."""
-    ids: dict[str, list[str]] = {}
-    for line in text.split("\n"):
-        step, mark, name = line.partition("|")
-        if mark and re.fullmatch(r"\d+(?:[_+]\d+)?\.\w+", step.strip()):
-            ids.setdefault(name, []).append(step.strip())
-    return {name: found[0] for name, found in ids.items() if len(found) == 1}
 
 
 # --- many jobs in one call ----------------------------------------------------------------------------------

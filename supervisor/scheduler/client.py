@@ -26,14 +26,18 @@ from typing import Final
 
 from supervisor.core.answers import Answer, read_answer, says_unknown_job
 from supervisor.core.slurm import JobId, Source, Unreadable, parse_job_id, query_environment
-from supervisor.core.slurm_queue import QueueRow, parse_squeue_jobs, squeue_jobs_argv
+from supervisor.core.slurm_queue import (
+    QueueRow,
+    parse_squeue_jobs,
+    parse_squeue_steps,
+    squeue_jobs_argv,
+    squeue_steps_argv,
+)
 from supervisor.core.slurm_records import (
     parse_sacct_ids,
-    parse_squeue_steps,
     sacct_argv,
     scontrol_argv,
     share_sacct,
-    squeue_steps_argv,
 )
 
 DEADLINE: Final = 5.0

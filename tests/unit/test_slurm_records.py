@@ -12,15 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.core.slurm import ExitCode, Unreadable
+from supervisor.core.slurm_queue import parse_squeue_steps, squeue_steps_argv
 from supervisor.core.slurm_records import (
     parse_sacct,
     parse_sacct_ids,
     parse_scontrol,
-    parse_squeue_steps,
     sacct_argv,
     scontrol_argv,
     share_sacct,
-    squeue_steps_argv,
 )
 
 # --- sacct ---
