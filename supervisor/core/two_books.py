@@ -126,8 +126,8 @@ class _Case:
             )
         # The controller's last word is missing, or is of a time before the end that accounting recorded.
         if _kind(self.live) in ("none", "alive") and not self._long_over(record):
-            failed = any(answer.source == "scontrol" and answer.outcome == "failed" for answer in self.answers)
-            self.notes.append(f"the controller {'could not be' if failed else 'was not'} asked about this end")
+            if any(answer.source == "scontrol" and answer.outcome == "failed" for answer in self.answers):
+                self.notes.append("the controller could not be asked about this end")
             if record.state.returns:
                 return self._doubt(
                     "unasked",

@@ -178,7 +178,7 @@ async def test_a_success_that_squeue_and_accounting_tell_needs_no_scontrol() -> 
     truths, stage = await follow_all(Slurm({"7": job((0, "RUNNING"), (10, "COMPLETED"))}))
     assert truths["7"].succeeded and truths["7"].source == "sacct"
     assert stage.poller.calls["sacct"] == 2 and stage.poller.calls["scontrol"] == 0
-    assert truths["7"].notes == ("the controller was not asked about this end",)
+    assert truths["7"].notes == ()
     assert stage.states("7") == ["RUNNING", "COMPLETED"]
 
 
