@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from supervisor.contracts import files
+from supervisor.contracts import files, fpm
 from supervisor.contracts.places import Place, existing, places
 from supervisor.contracts.walk import DEPTH_CAP, Pattern, literal_part
 from supervisor.core.artifacts import Finding
@@ -32,6 +32,7 @@ class Examiner(Protocol):
 
 _KINDS: Final[Mapping[str, tuple[Callable[[Sequence[Place]], Examiner], Callable[[Place], tuple[Pattern, ...]]]]] = {
     "files": (files.Files, files.patterns),
+    "fpm": (fpm.Fpm, fpm.patterns),
 }
 """Kind of contract -> who looks, and what its files are called."""
 

@@ -65,6 +65,7 @@ class Walk:
     problems: list[str] = field(default_factory=list)
     names: int = 0
     top: str = ""  # what messages call the root; its path unless told
+    only: frozenset[str] | None = None  # names that alone count in the last component, where the pattern is `*`
 
     def below(self, root: Path, run_dir: str, pattern: Pattern) -> Iterator[Match]:
         """The entries below `root` that match, each once, without directories that only happen to fit a wildcard. A
@@ -97,7 +98,7 @@ class Walk:
     def _outputs(self, directory: int, pattern: Pattern) -> Iterator[Match]:
         seen: set[str] = set()
         for match in self._matches(directory, pattern):
-            chance = _is_pattern(pattern[-1]) and stat.S_ISDIR(match.status.st_mode)
+            chance = self.only is None and _is_pattern(pattern[-1]) and stat.S_ISDIR(match.status.st_mode)
             if not chance and match.path not in seen:
                 seen.add(match.path)
                 yield match
@@ -109,7 +110,10 @@ class Walk:
             yield from self._matches(directory, rest, where, depth)
         wanted = re.compile(fnmatch.translate("*" if part == "**" else part))
         for name in self._listing(directory, where):
-            if not wanted.match(name) or (name[0] == "." and part[0] != "."):
+            if self.only is not None and not rest:
+                if name not in self.only:
+                    continue
+            elif not wanted.match(name) or (name[0] == "." and part[0] != "."):
                 continue
             path = f"{where}/{name}" if where else name
             if not name.isprintable():
