@@ -8,6 +8,8 @@
   times). What was not whole is opened at each look (network file systems ask the server then, and seldom before) and
   read when it has changed. Times have a grain: two writes within a tick of the file system's clock look like one. So a
   file that is not whole is believed to be unchanged only when it was read once more a while after it first looked so.
+* What is large is read and judged in a process of its own (see reader), for a parse holds all of this one; and not at
+  all while its end shows that it is not whole.
 
 The answer is *pending* while a file is refused, unreadable, empty or half-written: all of these may still change. It is
 *invalid* when a file that was read whole says something wrong: waiting does not help.
@@ -20,13 +22,25 @@ import hashlib
 import io
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from supervisor.contracts.content import Judge, Judged, NotWhole, judged
+from supervisor.contracts.content import (
+    CHANGING,
+    NOT_WHOLE,
+    Changing,
+    Content,
+    Judge,
+    Judged,
+    NotWhole,
+    examine,
+    looks_cut,
+)
+from supervisor.contracts.reader import Apart, ApartError
 from supervisor.contracts.walk import OURS, Match, kind_of
 
 __all__ = ["SIZE_CAP", "Judge", "Judged", "Reader", "Reading"]
@@ -35,9 +49,13 @@ SIZE_CAP: Final = 1 << 30
 """Bytes. No file above this is read: not accepted as JSON, and left without a sha256 otherwise."""
 GRAIN: Final = 2.0
 """Seconds after which two writes have two times, on any file system."""
+LARGE: Final = 1 << 20
+"""Bytes. A JSON file above this is judged in a process of its own: below, a parse holds the others for a few
+milliseconds; a process takes 60 to start."""
 
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _BLOCK: Final = 1 << 20  # bytes
+_ENDS: Final = 4096  # bytes at either end of a large file that are looked at first
 
 Signature = tuple[int, int, int, int, int]
 """What a file is as long as nobody writes it: device, inode, size, and the times of the last change of its content and
@@ -59,7 +77,7 @@ class Reading:
 @dataclass(frozen=True, slots=True)
 class _Memory:
     signature: Signature
-    judge: Judge | None
+    how: tuple[Judge | None, bool]
     reading: Reading
     since: float  # seconds of the clock at which the file first looked so
     settled: bool  # it was read again, later than the grain of times
@@ -70,51 +88,94 @@ class Refused(Exception):
 
 
 class Reader:
-    """Reads the files below one root. `clock` counts seconds."""
+    """Reads the files below one root, one at a time. `clock` counts seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._memories: dict[str, _Memory] = {}
+        self._turn = threading.Lock()
+        self._apart = Apart()
 
-    def read(self, match: Match, judge: Judge | None) -> Reading:
-        """What a file holds; without a judge it is only read. Raises OSError for a fault of ours."""
-        known = self._memories.get(match.path)
-        if known is not None and known.judge != judge:
-            known = None
-        if known is not None and known.reading.answer != "pending" and known.signature == signature(match.status):
-            return known.reading
-        try:
-            with opened(match) as (file, status):
-                if known is not None and known.settled and known.signature == signature(status):
-                    return known.reading
-                now = self._clock()
-                reading = _read(file, status, match.path, judge)
-                same = known is not None and known.signature == signature(status)
-                since = known.since if known is not None and same else now
-                settled = reading.answer != "pending" or now - since >= GRAIN
-                self._memories[match.path] = _Memory(signature(status), judge, reading, since, settled)
-                return reading
-        except Refused as reason:
-            return Reading(match.path, "pending", (f"{match.path}: {reason}",), match.status.st_size)
-        except OSError as error:
-            return unreadable(match, error)
+    def read(self, match: Match, judge: Judge | None, lines: bool = False) -> Reading:
+        """What a file holds: one document, or one a line (the summary is their number then). Without a judge it is only
+        read. Raises OSError for a fault of ours."""
+        with self._turn:
+            known = self._memories.get(match.path)
+            if known is not None and known.how != (judge, lines):
+                known = None
+            if known is not None and known.reading.answer != "pending" and known.signature == signature(match.status):
+                return known.reading
+            return self._look(match, lambda file, status: self._read(file, status, match.path, (judge, lines), known))
 
     def peek(self, match: Match) -> Reading:
         """Whether a file can be read, and its size. Raises OSError for a fault of ours."""
-        try:
-            with opened(match) as (_, status):
-                return Reading(match.path, "valid", (), status.st_size)
-        except Refused as reason:
-            return Reading(match.path, "pending", (f"{match.path}: {reason}",), match.status.st_size)
-        except OSError as error:
-            return unreadable(match, error)
+        return self._look(match, lambda file, status: Reading(match.path, "valid", (), status.st_size))
 
     def forget(self, seen: Collection[str]) -> None:
         """Drop the memories of files that a look did not see (`seen`: the paths that it saw)."""
         self._memories = {path: memory for path, memory in self._memories.items() if path in seen}
 
     def close(self) -> None:
-        """End what is still at work."""
+        """End what is still at work, in whatever thread."""
+        self._apart.close()
+
+    def _look(self, match: Match, look: Callable[[io.FileIO, os.stat_result], Reading]) -> Reading:
+        try:
+            with opened(match) as (file, status):
+                return look(file, status)
+        except (Refused, Changing) as reason:
+            what = str(reason)
+        except OSError as error:
+            if error.errno in OURS or isinstance(error, ApartError):
+                raise
+            gone = error.errno == errno.ENOENT
+            what = "found nothing any more; expected the file that was listed" if gone else str(error.strerror)
+        return Reading(match.path, "pending", (f"{match.path}: {what}",), match.status.st_size)
+
+    def _read(
+        self,
+        file: io.FileIO,
+        status: os.stat_result,
+        path: str,
+        how: tuple[Judge | None, bool],
+        known: _Memory | None,
+    ) -> Reading:
+        """Raises Changing for a file that changes, which is not remembered, OSError."""
+        same = known if known is not None and known.signature == signature(status) else None
+        if same is not None and same.settled:
+            return same.reading
+        now = self._clock()
+        reading = self._judge(file, status, path, *how)
+        if signature(os.fstat(file.fileno())) != signature(status):
+            raise Changing(CHANGING)
+        since = same.since if same is not None else now
+        settled = reading.answer != "pending" or now - since >= GRAIN
+        self._memories[path] = _Memory(signature(status), how, reading, since, settled)
+        return reading
+
+    def _judge(self, file: io.FileIO, status: os.stat_result, path: str, judge: Judge | None, lines: bool) -> Reading:
+        size = status.st_size
+        if judge is None:
+            return Reading(path, "valid", (), size, _sha256(file, size) if size <= SIZE_CAP else None, {})
+        if size == 0 and not lines:
+            return Reading(path, "pending", (f"{path}: found an empty file; expected content",), size)
+        if size > SIZE_CAP:
+            problem = f"{path}: found {size} bytes; expected at most {SIZE_CAP} of JSON"
+            return Reading(path, "invalid", (problem,), size)
+        try:
+            content = self._content(file, size, judge, lines)
+        except NotWhole as reason:
+            return Reading(path, "pending", (f"{path}: {reason}",), size)
+        problems = tuple(f"{path}: {problem}" for problem in content.problems)
+        return Reading(path, "invalid" if problems else "valid", problems, size, content.sha256, content.summary)
+
+    def _content(self, file: io.FileIO, size: int, judge: Judge, lines: bool) -> Content:
+        if size <= LARGE:
+            return examine(file, size, judge, lines)
+        ends = (os.pread(file.fileno(), _ENDS, at) for at in (0, max(0, size - _ENDS)))
+        if not lines and looks_cut(*ends):
+            raise NotWhole(NOT_WHOLE)
+        return self._apart.examine(file.fileno(), size, judge, lines)
 
 
 def signature(status: os.stat_result) -> Signature:
@@ -143,48 +204,12 @@ def _refuse(status: os.stat_result) -> None:
         raise Refused(f"found a file of user {status.st_uid}; expected one of user {os.geteuid()} or root")
 
 
-def unreadable(match: Match, error: OSError) -> Reading:
-    """What a file says that cannot be read now. Raises an error that is ours."""
-    if error.errno in OURS:
-        raise error
-    gone = error.errno == errno.ENOENT
-    what = "found nothing any more; expected the file that was listed" if gone else error.strerror
-    return Reading(match.path, "pending", (f"{match.path}: {what}",), match.status.st_size)
-
-
-def _read(file: io.FileIO, status: os.stat_result, path: str, judge: Judge | None) -> Reading:
-    """Raises Refused for a file that changes, which is not remembered, OSError."""
-    size = status.st_size
-    if judge is None:
-        return Reading(path, "valid", (), size, _sha256(file, status) if size <= SIZE_CAP else None, {})
-    if size == 0:
-        return Reading(path, "pending", (f"{path}: found an empty file; expected content",), size)
-    if size > SIZE_CAP:
-        return Reading(path, "invalid", (f"{path}: found {size} bytes; expected at most {SIZE_CAP} of JSON",), size)
-    data = b"".join(_blocks(file, status))
-    try:
-        said = judged(data, judge)
-    except NotWhole as reason:
-        return Reading(path, "pending", (f"{path}: {reason}",), size)
-    problems = tuple(f"{path}: {problem}" for problem in said.problems)
-    answer: Literal["invalid", "valid"] = "invalid" if problems else "valid"
-    return Reading(path, answer, problems, size, hashlib.sha256(data).hexdigest(), said.summary)
-
-
-def _blocks(file: io.FileIO, before: os.stat_result) -> Iterator[bytes]:
-    """The whole content; raises Refused when the file is not what it was before reading."""
-    size = 0
-    while block := file.read(_BLOCK):
-        size += len(block)
-        if size > before.st_size:
-            break
-        yield block
-    if size != before.st_size or signature(os.fstat(file.fileno())) != signature(before):
-        raise Refused("found a file that is being written; expected it to stay as it is")
-
-
-def _sha256(file: io.FileIO, status: os.stat_result) -> str:
-    digest = hashlib.sha256()
-    for block in _blocks(file, status):
+def _sha256(file: io.FileIO, size: int) -> str:
+    """The checksum of a whole file of `size` bytes. Raises Changing."""
+    digest, read = hashlib.sha256(), 0
+    while read <= size and (block := file.read(_BLOCK)):
         digest.update(block)
+        read += len(block)
+    if read != size:
+        raise Changing(CHANGING)
     return digest.hexdigest()

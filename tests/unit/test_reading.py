@@ -1,0 +1,330 @@
+"""Reading one file: what is remembered and for how long, and large files in a process of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor.contracts import content, reading
+from supervisor.contracts.content import Changing, Judge, NotWhole, looks_cut
+from supervisor.contracts.reader import Apart, ApartError
+from supervisor.contracts.reading import GRAIN, Reader, Reading
+from supervisor.contracts.rules import judge_of
+from supervisor.contracts.walk import Walk
+from supervisor.core.artifact_table import FieldRule
+
+HANG = "tests.judges:hang"
+JUDGE: Judge = judge_of({"n": FieldRule(max=5)})
+
+
+def read(root: Path, with_: Reader, judge: Judge | None = JUDGE, lines: bool = False) -> Reading:
+    (found,) = [with_.read(match, judge, lines) for match in Walk().below(root, "/nowhere", ("r.json",))]
+    return found
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the files that were read, in order."""
+    sizes: list[int] = []
+    original = content.examine
+
+    def counting(file: Any, size: int, *rest: Any) -> Any:
+        sizes.append(size)
+        return original(file, size, *rest)
+
+    monkeypatch.setattr(reading, "examine", counting)
+    return sizes
+
+
+# ---------------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("n", [1, 9])
+def test_a_whole_file_is_read_once(tmp_path: Path, looks: list[int], n: int) -> None:
+    (tmp_path / "r.json").write_text(f'{{"n": {n}}}')
+    one = Reader()
+    first = read(tmp_path, one)
+    assert (first.answer, first.size) == ("valid" if n == 1 else "invalid", 8)
+    assert [read(tmp_path, one) for _ in range(3)] == [first] * 3
+    assert looks == [8]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_text('{"n": 2} '),
+        lambda path: os.utime(path, ns=(1, 1)),
+        lambda path: (path.with_name("x").write_text('{"n": 1}'), path.with_name("x").rename(path)),
+    ],
+    ids=["content", "times", "another file"],
+)
+def test_a_file_that_changed_is_read_again(tmp_path: Path, looks: list[int], change: Callable[[Path], Any]) -> None:
+    path, one = tmp_path / "r.json", Reader()
+    path.write_text('{"n": 1}')
+    read(tmp_path, one)
+    change(path)
+    assert read(tmp_path, one).answer == "valid"
+    assert len(looks) == 2
+
+
+def test_another_judge_reads_again(tmp_path: Path, looks: list[int]) -> None:
+    one = Reader()
+    (tmp_path / "r.json").write_text('{"n": 3}')
+    assert read(tmp_path, one).answer == "valid"
+    assert read(tmp_path, one, judge_of({"n": FieldRule(max=2)})).answer == "invalid"
+    assert read(tmp_path, one, judge_of({}), lines=True).summary == {"lines": 1}
+    assert len(looks) == 3
+
+
+def test_what_is_forgotten_is_read_again(tmp_path: Path, looks: list[int]) -> None:
+    one = Reader()
+    (tmp_path / "r.json").write_text("{}")
+    read(tmp_path, one, judge_of({}))
+    one.forget({"r.json"})
+    read(tmp_path, one, judge_of({}))
+    assert len(looks) == 1
+    one.forget(())
+    read(tmp_path, one, judge_of({}))
+    assert len(looks) == 2
+
+
+def test_half_a_file_is_read_again_when_it_changes(tmp_path: Path, looks: list[int]) -> None:
+    path, clock = tmp_path / "r.json", Clock()
+    one = Reader(clock)
+    path.write_text('{"n": ')
+    assert read(tmp_path, one).answer == "pending"
+    clock.now = GRAIN
+    assert read(tmp_path, one).answer == "pending"
+    for _ in range(3):
+        clock.now += 1
+        assert read(tmp_path, one).answer == "pending"
+    assert looks == [6, 6]
+    with path.open("a") as file:
+        file.write("1}")
+    assert read(tmp_path, one).answer == "valid"
+    assert looks == [6, 6, 8]
+
+
+def test_half_a_file_that_is_completed_within_a_tick_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: list[int]
+) -> None:
+    """Room was made for it first; the clock of the file system stood still meanwhile."""
+    path, clock = tmp_path / "r.json", Clock()
+    one = Reader(clock)
+    monkeypatch.setattr(reading, "signature", lambda status: status.st_size)
+    path.write_bytes(bytes(8))
+    assert read(tmp_path, one).answer == "pending"
+    path.write_text('{"n": 1}')
+    clock.now = GRAIN / 2
+    assert read(tmp_path, one).answer == "valid"
+
+
+def test_a_file_that_was_read_cut_short_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: list[int]
+) -> None:
+    (tmp_path / "r.json").write_text('{"n": 1}')
+    clock = Clock()
+    one = Reader(clock)
+
+    def short(*_: object) -> None:
+        raise Changing("found less")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "examine", short)
+        for clock.now in (0.0, 5.0, 10.0):
+            assert read(tmp_path, one).problems == ("r.json: found less",)
+    assert read(tmp_path, one).answer == "valid"
+
+
+def test_a_file_that_vanished_since_it_was_listed_is_pending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "r.json").write_text("{}")
+    for match in Walk().below(tmp_path, "/nowhere", ("r.json",)):
+        (tmp_path / "r.json").unlink()
+        found = Reader().read(match, JUDGE)
+    assert (found.answer, found.problems, found.sha256) == (
+        "pending",
+        ("r.json: found nothing any more; expected the file that was listed",),
+        None,
+    )
+
+
+def test_the_problems_of_one_file_are_bounded(tmp_path: Path) -> None:
+    rules = {str(number): FieldRule(exists=True) for number in range(100)}
+    (tmp_path / "r.json").write_text("{}")
+    found = read(tmp_path, Reader(), judge_of(rules))
+    assert len(found.problems) == content.PROBLEMS_CAP + 1
+    assert found.problems[-1] == "r.json: found more problems; only the first are told"
+
+
+# ------------------------------------------------------------------------------------------------------ JSON lines
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "problem"),
+    [
+        ('{"n": 1}\n\n{"n": 2}\n', "valid", None),
+        ('{"n": 1}\n{"n": 2}', "valid", None),
+        ('{"n": 1}\n{"n": ', "pending", "line 2: found no whole JSON document; expected one"),
+        ('{"n": 1}\n{"n": \n', "invalid", "line 2: found no JSON; expected a JSON object or list"),
+        ('{"n": 1}\n3\n', "invalid", "line 2: found 3; expected a JSON object or list"),
+        ('{"n": 1}\n{"n": NaN}\n', "invalid", "line 2: found NaN; expected JSON, which has finite numbers only"),
+        ('{"n": 1}\n{"n": NaN', "pending", "line 2: found no whole JSON document; expected one"),
+        ('{"n": 1}\n\0\0\0\n{"n": 1}\n', "pending", "line 2: found no whole JSON document; expected one"),
+        ('{"n": 9}\n{"n": 2}\n', "invalid", "line 1: n: found 9; expected a number, 5 or less"),
+    ],
+)
+def test_json_lines(tmp_path: Path, text: str, answer: str, problem: str | None) -> None:
+    (tmp_path / "r.json").write_text(text)
+    found = read(tmp_path, Reader(), JUDGE, lines=True)
+    assert (found.answer, found.problems) == (answer, (f"r.json: {problem}",) if problem else ())
+    if answer == "valid":
+        assert found.summary == {"lines": 2}
+        assert found.sha256 == hashlib.sha256(text.encode()).hexdigest()
+
+
+# ----------------------------------------------------------------------------------------------------- large files
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch, looks: list[int]) -> list[int]:
+    """Every file is large. The sizes of files that were read in this process all the same: none."""
+    monkeypatch.setattr(reading, "LARGE", 0)
+    return looks
+
+
+def test_a_large_file_is_judged_apart_and_once(
+    tmp_path: Path, apart: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = json.dumps({"n": 9, "text": "x" * 3_000_000})
+    (tmp_path / "r.json").write_text(text)
+    one = Reader()
+    found = read(tmp_path, one)
+    assert found.problems == ("r.json: n: found 9; expected a number, 5 or less",)
+    assert (found.answer, found.size) == ("invalid", len(text))
+    assert found.sha256 == hashlib.sha256(text.encode()).hexdigest()
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert read(tmp_path, one) == found
+    assert apart == []
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "answer", "problem"),
+    [
+        ('{"n": 1}\n', True, "valid", None),
+        ('{"n": 1', True, "pending", "line 1: found no whole JSON document; expected one"),
+        ('{"n": }', False, "pending", "found no whole JSON document; expected one"),
+        ('{"n": NaN}', False, "invalid", "found NaN; expected JSON, which has finite numbers only"),
+    ],
+)
+def test_what_a_large_file_may_be(
+    tmp_path: Path, apart: list[int], text: str, lines: bool, answer: str, problem: str | None
+) -> None:
+    (tmp_path / "r.json").write_text(text)
+    found = read(tmp_path, Reader(), JUDGE, lines)
+    assert (found.answer, found.problems) == (answer, (f"r.json: {problem}",) if problem else ())
+    assert apart == []
+
+
+def test_a_large_file_that_is_cut_is_not_read(
+    tmp_path: Path, apart: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)
+    (tmp_path / "r.json").write_text('{"n": [1, 2')
+    assert read(tmp_path, Reader()).problems == ("r.json: found no whole JSON document; expected one",)
+
+
+@given(st.recursive(st.integers() | st.text(max_size=3), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
+def test_no_whole_document_looks_cut(document: Any) -> None:
+    data = f" {json.dumps(document)} \n".encode()
+    assert not looks_cut(data[:20], data[-20:])
+
+
+def test_what_looks_cut() -> None:
+    assert looks_cut(b'{"a"', b"1,")
+    assert looks_cut(b"[{}", b"{}")
+    assert looks_cut(b"{", b"}\0\0")
+    assert not looks_cut(b"   ", b"}")
+    assert not looks_cut(b"{", b"    ")
+
+
+def test_a_large_file_that_is_read_cut_short(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text("[]")
+    with (tmp_path / "r.json").open("rb") as file, pytest.raises(Changing):
+        Apart().examine(file.fileno(), 4, JUDGE, False)
+    with (tmp_path / "r.json").open("rb") as file, pytest.raises(Changing):
+        Apart().examine(file.fileno(), 1, JUDGE, False)
+
+
+def test_a_file_that_cannot_be_read_apart_is_its_own_fault(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path / "r.json", os.O_WRONLY | os.O_CREAT)
+    try:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            Apart().examine(descriptor, 1, JUDGE, False)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_process_that_breaks_is_our_fault(tmp_path: Path, apart: list[int]) -> None:
+    (tmp_path / "r.json").write_text("{}")
+    with pytest.raises(ApartError, match=r"ended with 1: .*no_such_module"):
+        read(tmp_path, Reader(), ("supervisor.contracts.no_such_module:judge", {}))
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Judge:
+    (tmp_path / "r.json").write_text("{}")
+    os.mkfifo(tmp_path / "begun")
+    return HANG, {"begun": str(tmp_path / "begun")}
+
+
+def test_a_process_that_overstays_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text("{}")
+    os.mkfifo(tmp_path / "begun")  # nobody opens it: the judge waits for that
+    with (tmp_path / "r.json").open("rb") as file, pytest.raises(ApartError, match=r"took longer than 0\.2 s"):
+        Apart(0.2).examine(file.fileno(), 2, (HANG, {"begun": str(tmp_path / "begun")}), False)
+
+
+def test_closing_kills_the_process(tmp_path: Path, apart: list[int], hanging: Judge) -> None:
+    one, failed = Reader(), list[Exception]()
+
+    def work() -> None:
+        try:
+            read(tmp_path, one, hanging)
+        except OSError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with open(tmp_path / "begun") as file:
+        pid = int(file.read())
+    one.close()
+    thread.join()
+    assert [str(error) for error in failed] == [
+        f"[Errno 10] the process that reads a file ended with -{signal.SIGKILL.value}: no words"
+    ]
+    assert not os.path.exists(f"/proc/{pid}")
+    with pytest.raises(ApartError, match="nobody waits"):
+        read(tmp_path, one, hanging)
+
+
+def test_not_whole_says_why() -> None:
+    with pytest.raises(NotWhole, match="no whole JSON"):
+        content.judged(b"{", JUDGE)
