@@ -1,0 +1,89 @@
+"""Files on the nodes' own disks, on the real cluster: fetched by the ranks' agents or by steps of their own, also after a
+failure and when the job is cancelled. (All nodes are one host here: the node's name in the path tells its disk.)"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.jobs import LIMIT, UP, Event, Jobs, Run, await_files, role, sh, touch
+
+CHILD = 'sleep 1000 & until read -r name <"/proc/$!/comm" && [ "$name" = sleep ]; do :; done'
+
+
+def writer(disk: Path, then: str = "wait") -> list[str]:
+    """A worker that writes on its node's own disk, and once more when it is told to end."""
+    own = f"{disk}/$ALLOCD_NODE"
+    last = f"echo last >{own}/last.txt; {touch('ended')}; exit 0"
+    return sh(f"mkdir -p {own}; trap '{last}' TERM; echo $ALLOCD_RANK >{own}/rank.txt; {CHILD}; {UP}; {then}")
+
+
+def plan(jobs: Jobs, disk: Path, client: list[str], *, workers: dict[str, Event] | None = None, **collect: Any) -> Path:
+    return jobs.plan(
+        {**(workers or {"worker": role("0-1,3", writer(disk))}), "client": role(2, client)},
+        coordinator=2,
+        collect={"nodes": [f"{disk}/{{node}}/*.txt"], **collect},
+    )
+
+
+def fetched(run: Run) -> dict[int, list[str]]:
+    """The names of what was fetched from each rank's node, checked against the facts in the receipt."""
+    found: dict[int, list[str]] = {}
+    for fact in run.receipt()["collected"]["files"]:
+        if "rank" in fact:
+            content = Path(fact["path"]).read_bytes()
+            assert (fact["size"], fact["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+            assert content == (b"last\n" if fact["path"].endswith("last.txt") else b"%d\n" % fact["rank"])
+            found.setdefault(fact["rank"], []).append(Path(fact["path"]).name)
+    return found
+
+
+def errors(run: Run) -> list[str]:
+    found: list[str] = run.receipt()["collected"]["errors"]
+    return found
+
+
+WHOLE = {rank: ["last.txt", "rank.txt"] for rank in (0, 1, 3)}
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_agents_fetch_after_a_success_and_after_a_failure(jobs: Jobs, tmp_path: Path, code: int) -> None:
+    run = jobs.submit(
+        plan(jobs, tmp_path / "disk", sh(f"{await_files('up', 0, 1, 3)}; exit {code}"), bundle="evidence.tgz")
+    )
+    run.job_end()
+    assert run.receipt()["verdict"]["code"] == code
+    assert fetched(run) == WHOLE
+    assert [text.partition(": nothing")[0] for text in errors(run)] == ["collect: rank 2 on node3"]
+    assert (run.directory / "evidence.tgz").stat().st_size > 0
+    assert run.ended_steps(4).keys() == {0, 1, 2, 3}  # no step was made for it
+    assert run.processes() == []
+
+
+def test_a_rank_without_an_agent_is_fetched_from_by_a_step(jobs: Jobs, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    workers = {"direct": role("0-1", writer(disk), agent="off"), "worker": role(3, writer(disk))}
+    run = jobs.submit(plan(jobs, disk, sh(await_files("up", 0, 1, 3)), workers=workers))
+    run.job_end()
+    assert run.receipt()["verdict"]["code"] == 0
+    assert fetched(run) == WHOLE
+    names = run.jobs.cluster.run(["sacct", "-nP", f"-j{run.jobid}", "-oJobName%200"]).stdout.split()
+    assert sum(name.startswith("fetch-allocd-") for name in names) == 2
+
+
+def test_agents_fetch_when_the_job_is_cancelled(jobs: Jobs, tmp_path: Path) -> None:
+    """Slurm's TERM comes to everybody, and its KILL after KillWait. No step can be made then: a rank without an agent
+    is not fetched from, and the receipt says why."""
+    disk = tmp_path / "disk"
+    workers = {"direct": role(0, writer(disk), agent="off"), "worker": role("1,3", writer(disk))}
+    run = jobs.submit(plan(jobs, disk, sh(f"{await_files('up', 0, 1, 3)}; {UP}; sleep 1000"), workers=workers))
+    run.wait_file("up.2")
+    jobs.cluster.run(["scancel", str(run.jobid)], check=True)
+    run.job_end()
+    assert fetched(run) == {rank: WHOLE[rank] for rank in (1, 3)}
+    (text,) = (text for text in errors(run) if "rank 0" in text)
+    assert text.startswith("collect: rank 0 on node1: not everything was fetched: its step ended with ")
