@@ -202,6 +202,7 @@ async def test_a_requeued_job_goes_on(base: Path) -> None:
         ending = group.create_task(verdict(bench))
         first = make_run(base, "7")
         await bench.says("run 7 in")
+        await bench.says("7: RUNNING")  # or nobody has seen the attempt before
         bench.slurm.becomes("7", "PENDING", restarts=1, reason="BeginTime")
         await bench.says("attempt 2 follows")
         bench.slurm.becomes("7", "RUNNING", restarts=1)
