@@ -14,9 +14,10 @@ events under "e". What is longer than a line, the specification of the rank, tra
     stop {signal, grace, exit}                 refused {phase, errno, error}  there will be no rank
     kill {exit}         KILL everything now    ended {code, signal, core}     its main process, at once
     bye {exit}          leave with this code   gone {killed, left}            nothing of it runs any more
-    ping {}                                    signalled {signal}   pong {}   note {text}
+    ping {}                                    signalled {signal}   pong {}   hint {}   note {text}
 
     spec: argv, tag, out, err (paths), and with defaults env {}, unset [], cwd null, stop_signal 15, grace 30,
+          watch []: directories, each with how many levels below it, of whose changes hints tell (hints.py),
           fetch null: the specification of what bye makes it fetch first
 
 TWO PHASES. The agent first arms itself (handlers, subreaper), then says hello. Nothing runs before the engine
@@ -51,6 +52,9 @@ new step could be. The copy tells of itself in a file (fetch.py), and is killed 
 
 EXIT CODE, the first that is known: 70 if the channel ended before `gone`; bye's; that of the last stop or
 kill; the rank's own (128 + signal; 127 program not found, 126 otherwise not started).
+
+HINTS. What changes in the directories to watch is told by `hint`: at once, and while more comes, every 20 ms. The last
+of many is never left out; but like a pong, a hint is dropped while the channel is stuck.
 
 The loop sleeps until a descriptor or a deadline is due, without any tick: a rank that just runs costs no
 wake-up.
@@ -95,6 +99,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from supervisor.agent.hints import Hints
+
 # What the engine relies on: bytes, seconds, exit codes.
 NONCE_LIMIT = 200  # characters
 SPEC_LIMIT = 4 << 20  # characters; more than the kernel takes as arguments and environment
@@ -107,6 +113,7 @@ KILL_LIMIT = 10.0  # from the first KILL to giving up: another user's process, o
 KILL_PAUSE = (0.005, 0.25)  # between two rounds of KILL: the first pause, doubled up to the last
 LOOK_PAUSE = 0.25  # between two looks at processes whose end no signal announces
 FETCH_MARGIN = 2.0  # a fetch that is still there so long after its own limit hangs
+HINT_PAUSE = 0.02  # between two hints
 FLUSH_LIMIT, LOST_FLUSH = 5.0, 0.1  # for the logs to reach the disk; when the channel has ended
 SWEEP_LIMIT = 5.0
 SIGNAL_BASE = 128
@@ -115,7 +122,7 @@ WAITING, STARTING, RUNNING = "waiting", "starting", "running"
 CLEARING, FLUSHING, GONE = "clearing", "flushing", "gone"
 HAS_TREE = (STARTING, RUNNING, CLEARING)
 CODE_ORDER = ("channel", "bye", "order", "own")  # whose exit code counts, see the essay
-MAY_BE_DROPPED = ("pong", "note")
+MAY_BE_DROPPED = ("pong", "hint", "note")
 
 # Signals to the agent. The first row stops the rank. The second would end the agent by default
 # (`--signal=USR1@60` reaches every task) and is reported, no more: Slurm gives it to the rank's own too.
@@ -149,6 +156,8 @@ class Agent:
         self.told_at = float("-inf")  # when `ended` or `refused` was said
         self.codes = {"own": EXIT_FAILED}
         self.ran = self.lost = self.dismissed = self.finished = False
+        self.hints: Hints | None = None
+        self.hinted_at = float("-inf")
         self.due: dict[Callable[[], None], float] = {}
         self.selector = selectors.PollSelector()  # it takes files and /dev/null too, which epoll refuses
         self.lines = Lines()
@@ -360,6 +369,7 @@ class Agent:
             self.emit("started", pid=self.main)
             if self.ordered and self.ordered != signal.SIGKILL:
                 self.tell(self.ordered)
+            self.watch()
 
     def refuse(self, phase: str, error: str, number: int = 0) -> None:
         missing = phase == "exec" and number == errno.ENOENT
@@ -370,6 +380,32 @@ class Agent:
         self.told_at = time.monotonic()
         if not born:
             self.gone()
+
+    # hints
+
+    def watch(self) -> None:
+        """Have the changes told in the directories that the spec names, if it names any."""
+        if self.spec is not None and self.spec.watch:
+            from supervisor.agent.hints import Hints  # here: most agents do without, and stay smaller
+
+            try:
+                self.hints = Hints(self.spec.watch)
+            except (OSError, RuntimeError) as error:
+                self.note(f"no hints about files from this node: {error}")
+            else:
+                self.selector.register(self.hints.fileno(), selectors.EVENT_READ, self.on_hints)
+
+    def on_hints(self) -> None:
+        assert self.hints is not None  # noqa: S101 - its descriptor brought us here
+        for words in self.hints.heard():
+            if words:
+                self.note(words)
+            else:
+                self.due.setdefault(self.hint, self.hinted_at + HINT_PAUSE)
+
+    def hint(self) -> None:
+        self.hinted_at = time.monotonic()
+        self.emit("hint")
 
     # stopping
 

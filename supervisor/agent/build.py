@@ -17,7 +17,11 @@ from pathlib import Path
 from types import CodeType
 
 HERE = Path(__file__).parent
-MODULES = ("lines", "processes", "agent", "copying", "fetch")
+PACKAGES = ("supervisor/__init__", "supervisor/agent/__init__", "supervisor/watch/__init__")
+MODULES = (
+    *("agent/lines", "agent/processes", "agent/agent", "agent/copying", "agent/fetch"),
+    *("agent/hints", "watch/inotify", "watch/trees"),
+)
 _MAIN = b"""\
 import os, sys
 from supervisor.agent.agent import main
@@ -49,10 +53,10 @@ def agent_archive() -> bytes:
 def _module(name: str) -> tuple[str, bytes, CodeType]:
     """A module's name in the archive, its source, and its code from Python's own cache where that can be had: to
     compile them takes as long as all the rest."""
-    path = HERE / f"{name}.py"
+    path = HERE.parent / f"{name}.py"
     code = SourceFileLoader(name, str(path)).get_code(name)
     assert code is not None  # noqa: S101 - only what has no source has no code
-    return f"supervisor/agent/{name}", path.read_bytes(), code
+    return f"supervisor/{name}", path.read_bytes(), code
 
 
 def _compiled(source: bytes, code: CodeType) -> bytes:

@@ -67,7 +67,7 @@ def between(value: Any, name: str, low: float, high: float) -> float:
 
 def watched(value: Any) -> tuple[str, int]:
     """A directory to watch, and how many levels below it."""
-    directory, depth = typed(value, "watch", list) if len(value) == 2 else (None, None)
+    directory, depth = (*typed(value, "watch", list), None, None)[:2]
     return os.fsdecode(text(directory, "watch")), int(between(depth, "watch", 0, DEPTH_LIMIT))
 
 

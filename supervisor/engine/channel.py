@@ -80,4 +80,8 @@ EVENTS: Final[dict[str, Callable[[int, Report], ev.Event]]] = {
     "signalled": lambda rank, r: ev.AgentSignalled(rank, int(r["signal"])),
     "note": lambda rank, r: ev.Noted(str(r["text"]), rank),
 }
-"""What each report means to the machine; `pong` means nothing but that the agent lives."""
+"""What each report means to the machine."""
+
+HINT: Final = "hint"
+OUR_OWN: Final = frozenset({"pong", HINT})
+"""Reports that mean nothing to the machine: that the agent lives, and that files have changed on its node."""

@@ -97,7 +97,9 @@ class Engine:
         limit = self.layout.plan.deadlines.journal
         self._journal = Journal(self.layout.at(JOURNAL), limit, lambda text: self.post(ev.Noted(text)))
         self._looker = Looker(self.layout, self.post, self._open_contracts)
-        self._steps = Steps(self.layout, self._launcher, self._journal, self.post, lambda: self.state, self._cwd)
+        self._steps = Steps(
+            self.layout, self._launcher, self._journal, self.post, lambda: self.state, self._cwd, self._looker
+        )
         if self._clock is not None:
             self._time_limit = TimeLimit(self._clock, self.post, lambda: self.state)
         await self._steps.open(limit)

@@ -19,6 +19,7 @@ from supervisor.core.state import TALKING, RunState
 from supervisor.core.text import printable
 from supervisor.engine import channel
 from supervisor.engine.journal import Journal
+from supervisor.engine.looker import Looker
 from supervisor.engine.threads import in_thread
 from supervisor.launch.base import Launcher, NoStep
 from supervisor.launch.process import StepProcess
@@ -42,7 +43,8 @@ SIGNAL_AGAIN: Final = 1.0  # seconds, doubled each time
 
 
 class Steps:
-    """All steps of one run. `state` tells the machine's state now, `post` gives it an event."""
+    """All steps of one run. `state` tells the machine's state now, `post` gives it an event; `looker` knows what the
+    agents are to watch, and gets their hints."""
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class Steps:
         post: Callable[[ev.Event], None],
         state: Callable[[], RunState],
         cwd: str,
+        looker: Looker,
     ) -> None:
         self._layout = layout
         self._launcher = launcher
@@ -59,6 +62,7 @@ class Steps:
         self._post = post
         self._state = state
         self._cwd = cwd
+        self._looker = looker
         self._loop = asyncio.get_running_loop()
         self._logs: dict[tuple[int, str], int] = {}
         self._processes: dict[int, StepProcess] = {}
@@ -155,7 +159,9 @@ class Steps:
         self._heard[rank] = self._loop.time()
         if self._state().ranks[rank].silent:
             self._post(ev.RankHeard(rank))
-        if report["e"] == "pong":
+        if report["e"] == channel.HINT:
+            self._looker.hint(rank)
+        if report["e"] in channel.OUR_OWN:
             return
         try:
             event = channel.EVENTS[report["e"]](rank, report)
@@ -180,6 +186,7 @@ class Steps:
     def start_rank(self, command: cmd.StartRank) -> None:
         number = _signal_number(self._state().ranks[command.rank].stop_signal)
         document = self._layout.specification(command.rank, number, self._cwd)
+        document["watch"] = self._looker.watched(command.rank)
         process = self._processes.get(command.rank)
         if process is not None:
             start = channel.command(self._layout.nonce, "start")

@@ -1108,22 +1108,133 @@ def test_kernels_without_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
         child.wait(PATIENCE)
 
 
+# -- hints ----------------------------------------------------------------------------------------------
+
+
+def watching(engine: Engine, *trees: tuple[Path, int]) -> None:
+    """Start a rank, and wait for the hint that says that its directories are watched."""
+    engine.start(["sleep", "300"], watch=[[str(directory), depth] for directory, depth in trees])
+    engine.until("hint")
+    quiet(engine)
+
+
+def quiet(engine: Engine) -> None:
+    """No hint is on its way: an answer that was asked for later than the longest pause between two has come first."""
+    while True:
+        before = len(engine.seen("hint"))
+        time.sleep(2 * agent.HINT_PAUSE)
+        engine.say("ping")
+        engine.until("pong")
+        if len(engine.seen("hint")) == before:
+            return
+
+
+def test_a_file_that_appears_is_a_hint(engine: Engine, tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    place.mkdir()
+    watching(engine, (place, 0))
+    for number in range(10):
+        (place / f"{number}.tmp").write_text("x")
+        engine.until("hint")
+        quiet(engine)
+        (place / f"{number}.tmp").rename(place / f"{number}.json")
+        engine.until("hint")
+        quiet(engine)
+
+
+def test_many_events_are_few_hints_and_the_last_is_among_them(engine: Engine, tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    place.mkdir()
+    watching(engine, (place, 0))
+    before, begun = len(engine.seen("hint")), time.monotonic()
+    for number in range(2000):
+        (place / f"{number}.json").touch()
+    engine.until("hint")
+    quiet(engine)
+    assert 1 <= len(engine.seen("hint")) - before <= 2 + (time.monotonic() - begun) / agent.HINT_PAUSE
+
+
+def test_a_directory_may_be_late_and_deep_and_replaced(engine: Engine, tmp_path: Path) -> None:
+    place = tmp_path / "a/b"
+    watching(engine, (place, 1))
+    place.mkdir(parents=True)
+    engine.until("hint")
+    quiet(engine)
+    (place / "n0").mkdir()
+    engine.until("hint")
+    quiet(engine)
+    (place / "n0/rank.json").touch()
+    engine.until("hint")
+    quiet(engine)
+    place.rename(tmp_path / "a/old")
+    place.mkdir()
+    engine.until("hint")
+    quiet(engine)
+    (place / "rank.json").touch()
+    engine.until("hint")
+
+
+def test_an_agent_that_cannot_watch_says_so_and_works(hire: Callable[..., Engine], tmp_path: Path) -> None:
+    (tmp_path / "d/e").mkdir(parents=True)
+    changed = CHANGED.format(change="from supervisor.watch import trees\ntrees.LIMIT = 1")
+    engine = hire(command=[PYTHON, "-I", "-S", "-c", changed])
+    engine.start(["sleep", "300"], watch=[[str(tmp_path / "d"), 1]])
+    assert "more than 1 directories" in engine.until("note")["text"]
+    engine.say("kill", exit=5)
+    engine.until("gone")
+    engine.say("bye")
+    assert engine.wait() == 5
+
+
+def test_a_file_system_that_does_not_answer_holds_the_hints_only(hire: Callable[..., Engine], tmp_path: Path) -> None:
+    hangs = (
+        "from supervisor.watch import trees; import os, time\n"
+        f"trees.Trees.settle = lambda *_: (os.mkdir({str(tmp_path / 'hangs')!r}), time.sleep(300))"
+    )
+    engine = hire(command=[PYTHON, "-I", "-S", "-c", CHANGED.format(change=hangs)])
+    engine.start(["sleep", "300"], watch=[[str(tmp_path), 0]])
+    wait_for((tmp_path / "hangs").exists, "the thread that hangs")
+    engine.say("ping")
+    engine.until("pong")
+    engine.say("stop", signal=15, grace=5, exit=4)
+    engine.until("gone")
+    engine.say("bye")
+    assert engine.wait() == 4
+
+
+@pytest.mark.parametrize("watch", ["x", [["/tmp"]], [[1, 2]], [["/tmp", -1]], ["/tmp"]])
+def test_a_watch_that_is_none_is_refused(engine: Engine, watch: Any) -> None:
+    engine.spec(["true"], watch=watch)
+    assert engine.until("refused")["phase"] == "spec"
+
+
 # -- what it costs --------------------------------------------------------------------------------------
 
 
-def test_an_idle_agent_does_not_wake_up(engine: Engine) -> None:
-    """Measured over a time in which any tick would show."""
-    engine.start(["sleep", "300"])
+@pytest.mark.parametrize("trees", [0, 100])
+def test_an_idle_agent_does_not_wake_up(engine: Engine, tmp_path: Path, trees: int) -> None:
+    """Measured over a time in which any tick of any thread would show."""
+    engine.start(["sleep", "300"], watch=[[str(tmp_path / "d" / str(number)), 3] for number in range(trees)])
+    if trees:
+        engine.until("hint")
+        quiet(engine)
     engine.say("ping")
     engine.until("pong")
     wait_for(lambda: status_of(engine.process.pid)["State"].strip().startswith("S"), "the agent's rest")
-    before = status_of(engine.process.pid)["voluntary_ctxt_switches"]
+    tasks = os.listdir(f"/proc/{engine.process.pid}/task")
+    assert len(tasks) == (2 if trees else 1)
+
+    def wakes() -> list[str]:
+        return [status_of(int(task))["voluntary_ctxt_switches"] for task in tasks]
+
+    before = wakes()
     time.sleep(1.2)
-    assert status_of(engine.process.pid)["voluntary_ctxt_switches"] == before
+    assert wakes() == before
 
 
-def test_memory(engine: Engine) -> None:
-    engine.start(["sleep", "300"])
+@pytest.mark.parametrize("watch", [False, True])
+def test_memory(engine: Engine, tmp_path: Path, watch: bool) -> None:
+    engine.start(["sleep", "300"], watch=[[str(tmp_path), 0]] if watch else [])
     for _ in range(500):
         engine.say("ping")
         engine.until("pong")

@@ -19,6 +19,7 @@ from supervisor.core.run import step
 from supervisor.core.state import RunState
 from supervisor.engine import steps as module
 from supervisor.engine.engine import Engine
+from supervisor.engine.looker import Looker
 from supervisor.engine.steps import Steps
 from supervisor.launch.local import LocalLauncher
 
@@ -61,7 +62,9 @@ class Deaf:
 
 def steps_of(directory: Path, posted: list[ev.Event]) -> Steps:
     state = talking(directory)
-    steps = Steps(layout(directory), LocalLauncher(), Journal(), posted.append, lambda: state, str(directory))  # type: ignore[arg-type]
+    where = layout(directory)
+    looker = Looker(where, posted.append, frozenset)
+    steps = Steps(where, LocalLauncher(), Journal(), posted.append, lambda: state, str(directory), looker)  # type: ignore[arg-type]
     steps._processes[0] = Deaf()  # type: ignore[assignment]
     steps._heard[0] = asyncio.get_running_loop().time()
     return steps
