@@ -179,8 +179,9 @@ class _Asking:
         from supervisor.scheduler.client import SlurmClient
 
         self._target = target
-        self._submission = submission_of(target.jobid) or {}
-        self._client = SlurmClient(cluster=args.cluster or target.cluster or self._submission.get("cluster") or None)
+        self._submission = submission_of(target.jobid)
+        submitted_to = self._submission.cluster if self._submission else None
+        self._client = SlurmClient(cluster=args.cluster or target.cluster or submitted_to)
         self._limit = args.timeout
         self._patience = args.patience
         self._quiet = quiet or args.quiet
@@ -213,13 +214,11 @@ class _Asking:
             truth = await self.one(jobid, wait, patience)
         return Parts(jobid, "single", (jobid,)), {jobid: truth}
 
-    def _asked_for(self, jobid: str) -> tuple[list[int] | None, int | None]:
+    def _asked_for(self, jobid: str) -> tuple[tuple[int, ...] | None, int | None]:
         """The tasks and the number of components that the job's submission asked for, as far as that is known."""
-        if not jobid.isdecimal():
+        if self._submission is None or not jobid.isdecimal():
             return None, None
-        tasks, components = self._submission.get("tasks"), self._submission.get("components")
-        listed = isinstance(tasks, list) and all(type(task) is int for task in tasks)
-        return tasks if listed else None, components if type(components) is int else None
+        return self._submission.tasks, self._submission.components
 
     async def one(self, jobid: str, wait: bool, patience: float) -> Truth:
         """The truth about one job."""

@@ -75,6 +75,16 @@ class Submission:
         """The job's id as sbatch prints it: `id`, or `id;cluster` where one was named."""
         return f"{self.jobid};{self.cluster}" if self.cluster else f"{self.jobid}"
 
+    @property
+    def asked_at(self) -> float:
+        """When sbatch was about to run, in epoch seconds."""
+        return datetime.fromisoformat(self.asked).timestamp()
+
+    @property
+    def answered_at(self) -> float | None:
+        """When it had answered, or the job was found, in epoch seconds; None before that."""
+        return datetime.fromisoformat(self.answered).timestamp() if self.answered else None
+
     def to_dict(self) -> dict[str, Any]:
         """The record as plain data. It holds no value of an environment variable."""
         return {"schema_version": SCHEMA_VERSION, **asdict(self)}
@@ -88,10 +98,13 @@ class Submission:
             values = {item.name: data[item.name] for item in fields(Submission)}
             values["argv"] = tuple(values["argv"])
             values["tasks"] = None if values["tasks"] is None else tuple(values["tasks"])
-            datetime.fromisoformat(values["asked"])
+            submission = Submission(**values)
+            _ = submission.asked_at, submission.answered_at
         except (KeyError, TypeError) as error:
             raise ValueError(f"no record of a submission: {error!r}") from None
-        return Submission(**values)
+        if not all(type(task) is int for task in submission.tasks or ()):
+            raise ValueError(f"no record of a submission: tasks that are no numbers: {submission.tasks!r}")
+        return submission
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,14 @@ of its submission.
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import zlib
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from supervisor.core.submission import Submission
 
 JOURNAL = "journal.jsonl"
 
@@ -28,17 +31,17 @@ def registry() -> str:
     return os.path.join(state, "allocd", "runs")
 
 
-def submission_of(jobid: str) -> dict[str, Any] | None:
-    """The record of the job's submission (of its array, of a component's leader); None when there is none that can be
+def submission_of(jobid: str) -> Submission | None:
+    """The record of the submission of a job, or of the job that it is a part of; None when there is none that can be
     read: it only adds to what Slurm says."""
-    whole = jobid.partition("_")[0].partition("+")[0]
-    path = os.path.join(os.path.dirname(registry()), "jobs", whole, "submission.json")
+    from supervisor.scheduler.submit import read_record
+
+    whole = re.split("[_+]", jobid)[0]
     try:
-        with open(path, encoding="utf-8") as file:
-            record = json.load(file)
+        submission = read_record(os.path.join(os.path.dirname(registry()), "jobs", whole))
     except (OSError, ValueError):
         return None
-    return record if isinstance(record, dict) and str(record.get("jobid")) == whole else None
+    return submission if (submission.state, submission.jobid) == ("submitted", whole) else None
 
 
 def register(run_id: str, run_dir: str) -> None:

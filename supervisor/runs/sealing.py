@@ -23,6 +23,7 @@ from supervisor import versions
 from supervisor.core import codes
 from supervisor.core.identity import Known
 from supervisor.core.receipt import sealed_receipt, stranger_of
+from supervisor.core.submission import Submission
 from supervisor.core.truth import Truth, deciding, restarts_of
 from supervisor.core.verdict import count_outcomes, judge_parts
 from supervisor.engine import receipts
@@ -76,13 +77,14 @@ def seal_job(
     word. `doubts`: sentences that let nothing count, and nothing be sealed. Blocks. Raises OSError, Unreadable.
     """
     truth = deciding(truths)
-    known = known_of(jobid)
+    submission = submission_of(jobid)
+    known = known_of(submission)
     if run_dirs is None:
         run_dirs = find_runs(jobid, truth)
     restarts = restarts_of(truths[0]) or 0
     strangers = {run_dir: why for run_dir in run_dirs if (why := stranger(run_dir, truth))}
-    if (other := stranger_of(truth, known)) and not other.earlier:
-        strangers[submission_name(jobid)] = other.why
+    if submission and (other := stranger_of(truth, known)) and not other.earlier:
+        strangers[f"the submission {submission.token!r}"] = other.why
         known = Known()  # the submission is history: somebody asks about the job that has the id now
     mine = [run_dir for run_dir in run_dirs if run_dir not in strangers]
     ours = [run_dir for run_dir in mine if attempt_of(os.path.basename(run_dir)) >= restarts]
@@ -164,26 +166,20 @@ def came_again(run_dirs: Sequence[str], truth: Truth) -> bool:
 def find_runs(jobid: str, truth: Truth | None = None) -> list[str]:
     """The run directories of the job's last attempt. An array's task that was called by its raw id has them under the
     id that Slurm's record shows."""
-    submission = submission_of(jobid) or {}
-    base = submission.get("base")
-    base = base if isinstance(base, str) else None
+    submission = submission_of(jobid)
+    base = submission.base if submission else None
     found = runs_of_job(jobid, base)
     if not found and truth is not None and truth.record is not None and truth.record.display != jobid:
         found = runs_of_job(truth.record.display, base)
     return found
 
 
-def known_of(jobid: str) -> Known:
+def known_of(submission: Submission | None) -> Known:
     """What the record of the job's submission tells of it."""
-    record = submission_of(jobid) or {}
-    cluster, user, name = (str(record.get(key) or "") for key in ("cluster", "user", "name"))
-    return Known(cluster, user, name, _epoch(record.get("asked")), _epoch(record.get("answered")))
-
-
-def submission_name(jobid: str) -> str:
-    """How the record of a job's submission is called in sentences."""
-    record = submission_of(jobid) or {}
-    return f"the submission {record.get('token', '')!r}"
+    if submission is None:
+        return Known()
+    cluster, user, name = submission.cluster or "", submission.user, submission.name
+    return Known(cluster, user, name, submission.asked_at, submission.answered_at)
 
 
 def _epoch(text: object) -> float | None:

@@ -7,17 +7,13 @@ made one; a job that somebody else submitted is looked for in the registry of ru
 from __future__ import annotations
 
 import os
-import re
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from supervisor.core.attempt import display_id
 from supervisor.core.parts import Parts, parse_target
 from supervisor.core.submission import Submission
-from supervisor.runs.registry import NoSuchRun, find_run, registry
+from supervisor.runs.registry import NoSuchRun, find_run, registry, submission_of
 from supervisor.runs.sealing import job_of
-from supervisor.scheduler.submit import read_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +109,9 @@ def submitted_target(submission: Submission, jobid: str) -> Target:
         _units(jobid, submission),
         submission.cluster,
         (submission.base,),
-        since=_epoch(submission.asked),
+        since=submission.asked_at,
         output=submission.output,
     )
-
-
-def submission_of(jobid: str) -> Submission | None:
-    """The submission of a job, or of the job that it is a part of; None when nobody submitted it here."""
-    job = re.split("[_+]", jobid)[0]
-    with suppress(OSError, ValueError):
-        submission = read_record(os.path.join(os.path.dirname(registry()), "jobs", job))
-        if submission.state == "submitted" and submission.jobid == job:
-            return submission
-    return None
 
 
 def _units(jobid: str, submission: Submission) -> dict[str, tuple[str, ...]]:
@@ -134,9 +120,3 @@ def _units(jobid: str, submission: Submission) -> dict[str, tuple[str, ...]]:
     if jobid == submission.jobid and submission.components is not None:
         return {jobid: tuple(f"{jobid}+{number}" for number in range(submission.components))}
     return {jobid: (jobid,)}
-
-
-def _epoch(text: str) -> float | None:
-    with suppress(ValueError):
-        return datetime.fromisoformat(text).timestamp()
-    return None

@@ -25,6 +25,7 @@ from supervisor.core.plan import parse_plan
 from supervisor.core.receipt import run_receipt
 from supervisor.core.run import fold
 from supervisor.core.state import Failure
+from supervisor.core.submission import Submission
 from supervisor.engine import receipts
 
 pytestmark = pytest.mark.slow  # real programs, one after the other
@@ -505,12 +506,13 @@ def submitted(bench: Bench, jobid: str, **more: Any) -> Path:
     """The record of a submission at the time of `row`, as `allocctl submit` registers it."""
     directory = bench.directory / f"submit-{jobid}"
     directory.mkdir()
-    record = {
-        "schema_version": 1, "token": "t", "state": "submitted", "jobid": jobid, "cluster": None, "user": "user",
-        "name": "x", "asked": "1970-01-01T00:16:39+00:00", "answered": "1970-01-01T00:16:40+00:00",
-        "base": str(bench.directory / "runs"), "tasks": None, "components": None,
-    }  # fmt: skip
-    (directory / "submission.json").write_text(json.dumps({**record, **more}))
+    record = Submission(
+        token="t", state="submitted", jobid=jobid, cluster=None, user="user", uid=1, name="x",
+        asked="1970-01-01T00:16:39Z", answered="1970-01-01T00:16:40Z", argv=("sbatch",),
+        base=str(bench.directory / "runs"), plan="plan.toml", script="job.sh", output="slurm-%j.out",
+        tasks=None, components=None,
+    )  # fmt: skip
+    (directory / "submission.json").write_text(json.dumps({**record.to_dict(), **more}))
     links = bench.directory.parent / "state" / "allocd" / "jobs"
     links.mkdir(parents=True, exist_ok=True)
     (links / jobid).symlink_to(directory)

@@ -385,6 +385,10 @@ def test_the_record_is_read_again() -> None:
     assert Submission.from_dict(json.loads(json.dumps(asked.to_dict()))) == asked
     with pytest.raises(ValueError, match="isoformat"):
         Submission.from_dict(made.to_dict())
+    with pytest.raises(ValueError, match="tasks that are no numbers"):
+        Submission.from_dict({**asked.to_dict(), "tasks": ["1"]})
+    assert (asked.asked_at, asked.answered_at) == (1796068800.0, None)
+    assert replace(asked, answered="2026-11-30T20:00:01Z").answered_at == 1796068801.0
 
 
 @pytest.mark.parametrize("data", [None, [], {}, {"schema_version": 2}, {"schema_version": 1, "token": "x"}])
