@@ -63,7 +63,7 @@ def examine(file: io.FileIO, size: int, judge: Judge, lines: bool) -> Content:
     """A file of `size` bytes, read from its beginning and judged: one document, or one a line. Raises NotWhole,
     Changing, OSError."""
     digest = hashlib.sha256()
-    said = _judged_lines(file, size, judge, digest.update) if lines else judged(_read(file, size, digest.update), judge)
+    said = _judged_lines(file, size, judge, digest.update) if lines else judged(whole(file, size, digest.update), judge)
     told = said.problems[:PROBLEMS_CAP]
     if len(told) < len(said.problems):
         told += ("found more problems; only the first are told",)
@@ -77,7 +77,7 @@ def looks_cut(first: bytes, last: bytes) -> bool:
     return bool(first and last) and {b"{": b"}", b"[": b"]"}.get(first[:1], last[-1:]) != last[-1:]
 
 
-def _read(file: io.FileIO, size: int, update: Callable[[memoryview], None]) -> bytearray:
+def whole(file: io.FileIO, size: int, update: Callable[[memoryview], None]) -> bytearray:
     """All of a file, in one piece of memory, hashed on the way. Raises Changing."""
     data, at = bytearray(size), 0
     with memoryview(data) as view:

@@ -1,27 +1,31 @@
 """The contract "files": files that match a pattern, are whole, and hold what the plan's rules ask for.
 
-The answer is *pending* while something is missing, refused, unreadable, empty or half-written: all of these may
-still change. It is *invalid* when a file that was read whole breaks a rule.
+The answer is *pending* while something is missing, refused, unreadable, empty, half-written or too small, has too few
+lines, or is not (yet) what the list of checksums says: all of these may still change. It is *invalid* when a file that
+was read whole breaks a rule, or is too large.
 
-Files that are not JSON are read (for their sha256) only when nothing else is missing any more.
+Files that are not JSON are read (for their sha256) only when nothing else is missing any more; so is the list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from supervisor.contracts import checksums
 from supervisor.contracts.places import Place
 from supervisor.contracts.reading import Reader, Reading
 from supervisor.contracts.rules import judge_of
-from supervisor.contracts.walk import Match, Pattern, Walk, pattern_of, plain
+from supervisor.contracts.walk import Match, Pattern, Walk, literal, pattern_of, plain
 from supervisor.core.artifact_table import Artifact
 from supervisor.core.artifacts import Answer, FileFact, Finding
 
 
 def patterns(place: Place) -> tuple[Pattern, ...]:
-    """What the contract's files are called."""
-    return (pattern_of(place.instance.artifact.path, place.values),)
+    """What the contract's files are called; the list of checksums comes last."""
+    artifact = place.instance.artifact
+    paths = (artifact.path,) if artifact.checksums is None else (artifact.path, literal(artifact.checksums))
+    return tuple(pattern_of(path, place.values) for path in paths)
 
 
 class Files:
@@ -33,9 +37,9 @@ class Files:
     def look(self, place: Place) -> Finding:
         """Look once at everything that the contract names. Raises OSError, ValueError or KeyError for faults of ours
         only, which are no answer about the artifact."""
-        finding = self._look(place, read=False)
-        if finding.answer == "valid" and place.instance.artifact.format == "any":
-            return self._look(place, read=True)
+        finding = self._look(place, last=False)
+        if finding.answer == "valid" and (place.instance.artifact.format == "any" or place.instance.artifact.checksums):
+            return self._look(place, last=True)
         return finding
 
     def close(self) -> None:
@@ -43,27 +47,62 @@ class Files:
         for reader in self._readers.values():
             reader.close()
 
-    def _look(self, place: Place, read: bool) -> Finding:
+    def _look(self, place: Place, last: bool) -> Finding:
         artifact, reader, walk = place.instance.artifact, self._readers[place.instance.contract_id], Walk()
-        (pattern,) = patterns(place)
-        found = walk.below(place.root, place.values["run_dir"], pattern)
-        readings = [_reading(match, artifact, reader, read) for match in found]
+        pattern, *lists = patterns(place)
+        apart = {plain(each) for each in lists}
+        matches = walk.below(place.root, place.values["run_dir"], pattern)
+        readings = [_reading(match, artifact, reader, last) for match in matches if match.path not in apart]
         reader.forget({reading.path for reading in readings})
-        problems = [*walk.problems, *(problem for reading in readings for problem in reading.problems)]
+        facts = [FileFact(r.path, r.size, r.sha256, problems=r.problems) for r in readings]
+        problems = [problem for reading in readings for problem in reading.problems]
         if len(readings) < artifact.count and not walk.problems:
             what = "a file" if artifact.count == 1 else f"at least {artifact.count} files"
             problems.append(f"{plain(pattern)}: found {len(readings) or 'nothing'}; expected {what}")
+        for each in lists if last else ():
+            list_facts, missing = _listed(walk.below(place.root, place.values["run_dir"], each), reader, readings, each)
+            facts += list_facts
+            problems += missing
+        problems = [*walk.problems, *problems]
         answer: Answer = "pending" if problems else "valid"
         if any(reading.answer == "invalid" for reading in readings):
             answer = "invalid"
-        facts = tuple(FileFact(r.path, r.size, r.sha256, problems=r.problems) for r in readings)
-        return Finding(place.instance.contract_id, answer, tuple(problems), facts)
+        return Finding(place.instance.contract_id, answer, tuple(problems), tuple(facts))
 
 
-def _reading(match: Match, artifact: Artifact, reader: Reader, read: bool) -> Reading:
-    if artifact.format != "any":
-        return reader.read(match, judge_of(artifact.fields))
-    reading = reader.read(match, None) if read else reader.peek(match)
-    if reading.answer == "valid" and reading.size == 0 and artifact.non_empty:
-        return replace(reading, answer="pending", problems=(f"{match.path}: found an empty file; expected content",))
-    return reading
+def _reading(match: Match, artifact: Artifact, reader: Reader, last: bool) -> Reading:
+    """What one file says, by all the rules that speak of one file."""
+    if artifact.format == "any":
+        reading = reader.read(match, None) if last else reader.peek(match)
+    else:
+        reading = reader.read(match, judge_of(artifact.fields), artifact.format == "jsonl")
+    if reading.answer == "pending":
+        return reading
+    size, lines = reading.size, (reading.summary or {}).get("lines", 0)
+    if artifact.size_max is not None and size > artifact.size_max:
+        problem = f"{match.path}: found {size} bytes; expected {artifact.size_max} or fewer"
+        return replace(reading, answer="invalid", problems=(*reading.problems, problem))
+    missing = []
+    if size == 0 and artifact.non_empty:
+        missing.append("found an empty file; expected content")
+    if size < artifact.size_min:
+        missing.append(f"found {size} bytes; expected {artifact.size_min} or more")
+    if lines < artifact.lines_min and reading.summary:
+        missing.append(f"found {lines} lines; expected {artifact.lines_min} or more")
+    if reading.answer == "invalid" or not missing:
+        return reading
+    return replace(reading, answer="pending", problems=tuple(f"{match.path}: {what}" for what in missing))
+
+
+def _listed(
+    found: Iterable[Match], reader: Reader, readings: Sequence[Reading], pattern: Pattern
+) -> tuple[list[FileFact], list[str]]:
+    """The list of checksums, and what is wrong with it, or missing or different in it."""
+    called, facts, problems = plain(pattern), list[FileFact](), list[str]()
+    for match in found:
+        reading, data = reader.text(match)
+        entries, flaws = checksums.parse(data)
+        told = (*reading.problems, *(f"{called}: {flaw}" for flaw in flaws))
+        facts.append(FileFact(match.path, reading.size, reading.sha256, "checksums", told))
+        problems += told if reading.problems else (*told, *checksums.compare(entries, readings, called))
+    return facts, problems if facts else [f"{called}: found nothing; expected a list of checksums"]

@@ -39,6 +39,7 @@ from supervisor.contracts.content import (
     NotWhole,
     examine,
     looks_cut,
+    whole,
 )
 from supervisor.contracts.reader import Apart, ApartError
 from supervisor.contracts.walk import OURS, Match, kind_of
@@ -47,6 +48,8 @@ __all__ = ["SIZE_CAP", "Judge", "Judged", "Reader", "Reading"]
 
 SIZE_CAP: Final = 1 << 30
 """Bytes. No file above this is read: not accepted as JSON, and left without a sha256 otherwise."""
+TEXT_CAP: Final = 16 << 20
+"""Bytes of a file that is read as it is."""
 GRAIN: Final = 2.0
 """Seconds after which two writes have two times, on any file system."""
 LARGE: Final = 1 << 20
@@ -110,6 +113,20 @@ class Reader:
     def peek(self, match: Match) -> Reading:
         """Whether a file can be read, and its size. Raises OSError for a fault of ours."""
         return self._look(match, lambda file, status: Reading(match.path, "valid", (), status.st_size))
+
+    def text(self, match: Match) -> tuple[Reading, bytes]:
+        """A small file, and what it holds (nothing unless it is valid). Raises OSError for a fault of ours."""
+        found = bytearray()
+
+        def look(file: io.FileIO, status: os.stat_result) -> Reading:
+            size, digest = status.st_size, hashlib.sha256()
+            if size > TEXT_CAP:
+                problem = f"{match.path}: found {size} bytes; expected at most {TEXT_CAP} of text"
+                return Reading(match.path, "invalid", (problem,), size)
+            found.extend(whole(file, size, digest.update))
+            return Reading(match.path, "valid", (), size, digest.hexdigest(), {})
+
+        return self._look(match, look), bytes(found)
 
     def forget(self, seen: Collection[str]) -> None:
         """Drop the memories of files that a look did not see (`seen`: the paths that it saw)."""

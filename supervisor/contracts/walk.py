@@ -164,12 +164,17 @@ def pattern_of(path: str, values: Mapping[str, str]) -> Pattern:
 
     Raises ValueError for a value that would make another component of it.
     """
-    literal = {word: re.sub(r"([*?\[])", r"[\1]", value) for word, value in values.items()}
-    parts = tuple(substitute(part, literal) for part in path.split("/"))
+    known = {word: literal(value) for word, value in values.items()}
+    parts = tuple(substitute(part, known) for part in path.split("/"))
     for part in parts:
         if part in ("", ".", "..") or "/" in part or "\0" in part:
             raise ValueError(f"{show(path)} becomes {show('/'.join(parts))}, which is no path below a root")
     return (*parts, "*") if parts[-1] == "**" else parts
+
+
+def literal(text: str) -> str:
+    """The pattern that matches this text only."""
+    return re.sub(r"([*?\[])", r"[\1]", text)
 
 
 def plain(pattern: Pattern) -> str:

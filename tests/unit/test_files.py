@@ -321,6 +321,9 @@ DOCUMENT = {
         ("name", FieldRule(equals="run", length_min=3), None),
         ("name", FieldRule(length_min=4), 'found "run"; expected a length of 4 or more'),
         ("points", FieldRule(length_min=2), None),
+        ("points", FieldRule(length_max=2), None),
+        ("points", FieldRule(length_max=1), "found a list of 2; expected a length of 1 or less"),
+        ("requests.done", FieldRule(length_max=9), "found 10; expected a length of 9 or less"),
         ("points", FieldRule(length_min=3), "found a list of 2; expected a length of 3 or more"),
         ("requests", FieldRule(length_min=6), "found an object; expected a length of 6 or more"),
         ("requests.done", FieldRule(length_min=0), "found 10; expected a length of 0 or more"),
@@ -372,6 +375,149 @@ def test_a_big_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (finding.answer, finding.problems) == ("invalid", ("r.json: found 19 bytes; expected at most 10 of JSON",))
     finding = look(tmp_path, instance("r.json"))
     assert (finding.answer, finding.files) == ("valid", (FileFact("r.json", 19, None),))
+
+
+# ------------------------------------------------------------------------------------- sizes, lines, several files
+
+
+@pytest.mark.parametrize("rules", [{}, {"format": "json"}, {"format": "jsonl"}], ids=["any", "json", "jsonl"])
+@pytest.mark.parametrize(
+    ("sizes", "answer", "problem"),
+    [
+        ({"size_min": 8, "size_max": 8}, "valid", None),
+        ({"size_min": 9}, "pending", "r: found 8 bytes; expected 9 or more"),
+        ({"size_max": 7}, "invalid", "r: found 8 bytes; expected 7 or fewer"),
+    ],
+)
+def test_sizes(tmp_path: Path, rules: dict[str, Any], sizes: dict[str, Any], answer: str, problem: str | None) -> None:
+    put(tmp_path, "r", '{"a": 1}')
+    finding = look(tmp_path, instance("r", **rules, **sizes))
+    assert (finding.answer, finding.problems) == (answer, () if problem is None else (problem,))
+    if answer == "valid":
+        assert whole(finding) == ["r"]
+
+
+def test_a_broken_rule_outweighs_what_is_missing(tmp_path: Path) -> None:
+    put(tmp_path, "r.json", '{"n": 3}')
+    finding = look(tmp_path, instance("r.json", format="json", size_min=100, fields={"n": FieldRule(equals=4)}))
+    assert (finding.answer, finding.problems) == ("invalid", ("r.json: n: found 3; expected 4",))
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "problem"),
+    [
+        ('{"n": 1}\n{"n": 2}\n', "valid", None),
+        ('{"n": 1}\n', "pending", "found 1 lines; expected 2 or more"),
+        ("", "pending", "found an empty file; expected content"),
+        ('{"n": 1}\n{"n": 9}\n', "invalid", "line 2: n: found 9; expected a number, 5 or less"),
+        ('{"n": 1}\n{"n": 2}\n{"n"', "pending", "line 3: found no whole JSON document; expected one"),
+    ],
+)
+def test_json_lines(tmp_path: Path, text: str, answer: str, problem: str | None) -> None:
+    put(tmp_path, "r.jsonl", text)
+    finding = look(tmp_path, instance("r.jsonl", format="jsonl", lines_min=2, fields={"n": FieldRule(max=5)}))
+    assert finding.answer == answer
+    assert finding.problems[:1] == (() if problem is None else (f"r.jsonl: {problem}",))
+
+
+def test_an_empty_file_of_lines_may_be_wanted(tmp_path: Path) -> None:
+    put(tmp_path, "r.jsonl", "")
+    assert look(tmp_path, instance("r.jsonl", format="jsonl", non_empty=False)).answer == "valid"
+
+
+@settings(max_examples=30, deadline=None)
+@given(lines=st.lists(documents, min_size=1, max_size=3), newline=st.booleans())
+def test_any_prefix_of_json_lines_that_lacks_one_is_pending(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[dict[str, Any]], newline: bool
+) -> None:
+    root = tmp_path_factory.mktemp("r")
+    text = "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
+    data = text.encode()
+    file = put(root, "r.jsonl", data + b"\n" * newline)
+    what = instance("r.jsonl", format="jsonl", lines_min=len(lines))
+    assert look(root, what).answer == "valid"
+    for size in reversed(range(len(data))):
+        os.truncate(file, size)
+        assert look(root, what).answer == "pending", data[:size]
+
+
+CONTENTS = {"a/1.json": '{"n": 1}', "a/2.json": '{"n": 2}', "b/1.json": '{"n": 3}'}
+
+
+@settings(max_examples=30, deadline=None)
+@given(order=st.permutations([*CONTENTS, "SHA256SUMS"]))
+def test_any_order_of_arrival_ends_the_same(tmp_path_factory: pytest.TempPathFactory, order: list[str]) -> None:
+    root = tmp_path_factory.mktemp("r")
+    sums = "".join(f"{sha(text)}  {name}\n" for name, text in CONTENTS.items())
+    what = instance("*/*.json", format="json", count=3, checksums="SHA256SUMS")
+    place = Place(what, root, {"run_dir": str(root), **VALUES})
+    examined = examiner([place])
+    for name in order:
+        assert examined.look(place).answer == "pending"
+        put(root, name, "")
+        assert examined.look(place).answer == "pending"
+        put(root, name, {**CONTENTS, "SHA256SUMS": sums}[name])
+    finding = examined.look(place)
+    assert (finding.answer, finding.problems) == ("valid", ())
+    assert whole(finding) == [*CONTENTS, "SHA256SUMS"]
+    assert [fact.kind for fact in finding.files] == ["file", "file", "file", "checksums"]
+    assert finding == look(root, what)
+
+
+# ---------------------------------------------------------------------------------------------- lists of checksums
+
+
+@pytest.mark.parametrize(
+    ("listed", "problem"),
+    [
+        ("{right}  out/r.bin\n", None),
+        ("{right} *out/r.bin", None),
+        ("{upper}  ./out/r.bin\r\n", None),
+        ("{right}  r.bin\n", None),
+        ("{right}  /scratch/run/out/r.bin\n", None),
+        ("{wrong}  r.bin\n{right}  out/r.bin\n", None),
+        ("", "out/r.bin: found no entry in SUMS[1]; expected its sha256 there"),
+        ("{right}  other/r.bin\n", "out/r.bin: found no entry in SUMS[1]; expected its sha256 there"),
+        ("{right}  ../r.bin\n", "out/r.bin: found no entry in SUMS[1]; expected its sha256 there"),
+        ("{right}  out/r.bi", "out/r.bin: found no entry in SUMS[1]; expected its sha256 there"),
+        ("{wrong}  r.bin\n", "out/r.bin: found sha256 {right}; expected {wrong} (SUMS[1])"),
+        ("{right}  r.bin\nrubbish\n", "SUMS[1]: line 2: found no checksum; expected HASH  NAME"),
+    ],
+)
+def test_checksums(tmp_path: Path, listed: str, problem: str | None) -> None:
+    content, words = b"content", {"right": sha("content"), "wrong": sha("x"), "upper": sha("content").upper()}
+    put(tmp_path, "out/r.bin", content)
+    put(tmp_path, "SUMS[1]", listed.format(**words))
+    finding = look(tmp_path, instance("out/*", checksums="SUMS[1]"))
+    assert finding.problems == (() if problem is None else (problem.format(**words),))
+    assert finding.answer == ("valid" if problem is None else "pending")
+    assert before(tmp_path, instance("out/*", checksums="SUMS[1]")) == ("SUMS[1]", "out/r.bin")
+
+
+def test_a_name_with_escapes_in_a_list_of_checksums(tmp_path: Path) -> None:
+    put(tmp_path, "r\\n.bin", b"content")
+    put(tmp_path, "SUMS", f"\\{sha('content')}  r\\\\n.bin\n")
+    assert look(tmp_path, instance("r*", checksums="SUMS")).answer == "valid"
+
+
+def test_a_list_of_checksums_is_no_output_beside_it(tmp_path: Path) -> None:
+    put(tmp_path, "r.bin", b"content")
+    put(tmp_path, "SUMS", f"{sha('content')}  r.bin\n")
+    finding = look(tmp_path, instance("*", checksums="SUMS"))
+    assert [(fact.path, fact.kind) for fact in finding.files] == [("r.bin", "file"), ("SUMS", "checksums")]
+
+
+def test_a_list_of_checksums_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    what = instance("r.bin", checksums="SUMS")
+    put(tmp_path, "r.bin", b"content")
+    assert look(tmp_path, what).problems == ("SUMS: found nothing; expected a list of checksums",)
+    put(tmp_path, "real", f"{sha('content')}  r.bin\n")
+    link(tmp_path, "real", "SUMS")
+    assert look(tmp_path, what).problems == ("SUMS: found a symbolic link; expected a plain file",)
+    (tmp_path / "SUMS").unlink()
+    (tmp_path / "real").rename(tmp_path / "SUMS")
+    monkeypatch.setattr(reading, "TEXT_CAP", 10)
+    assert look(tmp_path, what).problems == ("SUMS: found 72 bytes; expected at most 10 of text",)
 
 
 # -------------------------------------------------------------------------------------------------- hostile places

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.contracts import content, reading
@@ -251,6 +251,7 @@ def test_a_large_file_that_is_cut_is_not_read(
     assert read(tmp_path, Reader()).problems == ("r.json: found no whole JSON document; expected one",)
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.recursive(st.integers() | st.text(max_size=3), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
 def test_no_whole_document_looks_cut(document: Any) -> None:
     data = f" {json.dumps(document)} \n".encode()
