@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -14,7 +13,7 @@ from supervisor.runs.looks import Looks
 from supervisor.runs.saved import Unreadable
 from supervisor.runs.target import Target
 from supervisor.runs.waiting import first_error, job_end
-from supervisor.scheduler.client import SlurmClient
+from supervisor.scheduler.client import SlurmClient, slurm_is_here
 from supervisor.scheduler.parts import list_parts
 from supervisor.scheduler.poller import Poller
 
@@ -39,7 +38,7 @@ class Following:
         self._ranks = ranks
         self._target = target
         self._teller = StoryTeller(target, printer)
-        self._asks = not target.local and any(map(shutil.which, ("squeue", "sacct", "scontrol")))
+        self._asks = not target.local and slurm_is_here()
         self._write = write
         self._runs_over = asyncio.Event()
         self._follower = Follower(

@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import os
-import shutil
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from supervisor.cli.arguments import PATIENCE, seconds
 from supervisor.cli.output import complain, refuse, sentence, tell
 from supervisor.core import codes
 from supervisor.runs.registry import NoSuchRun, find_run, submission_of
@@ -33,10 +32,6 @@ if TYPE_CHECKING:
     from supervisor.runs.sealing import Sealed
     from supervisor.scheduler.poller import Seen
 
-PATIENCE: Final = 30.0
-"""Seconds that a doubt (accounting late, controller away, an engine that still writes) is examined before it is the
-answer."""
-
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
@@ -49,9 +44,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--wait", action="store_true", help="wait until the job is over")
     parser.add_argument(
-        "--timeout", type=_seconds, help="with --wait: at most this many seconds (default: as long as it runs)"
+        "--timeout", type=seconds, help="with --wait: at most this many seconds (default: as long as it runs)"
     )
-    parser.add_argument("--patience", type=_seconds, default=PATIENCE, help="seconds to examine a doubt (default: 30)")
+    parser.add_argument("--patience", type=seconds, default=PATIENCE, help="seconds to examine a doubt (default: 30)")
     parser.add_argument("-M", "--cluster", help="the cluster that the job is on (default: this one)")
     parser.add_argument("--run", help="the run directory, where it cannot be found by the job's id")
     parser.add_argument("--replay", metavar="RECEIPT", help="derive the verdict again from a saved receipt")
@@ -65,13 +60,6 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--outcome", action="store_true", help="with --from-files: write the outcome file")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("-q", "--quiet", action="store_true", help="do not say on stderr what is being waited for")
-
-
-def _seconds(text: str) -> float:
-    with suppress(ValueError):
-        if 0 <= float(text) < math.inf:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"expected a number of seconds, found {text!r}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -167,9 +155,9 @@ def _came_again(args: argparse.Namespace, target: Target, run_dirs: list[str]) -
 
 def _ask(args: argparse.Namespace, target: Target) -> tuple[Parts, dict[str, Truth]]:
     """The parts of the job (itself, where it has none), and the truth about each."""
-    # Commands that are not there do not come while one waits.
-    anything = shutil.which("sacct") or shutil.which("scontrol")
-    return asyncio.run(_Asking(args, target).everything(args.wait, args.patience if anything else 0.0))
+    from supervisor.scheduler.client import slurm_is_here
+
+    return asyncio.run(_Asking(args, target).everything(args.wait, args.patience if slurm_is_here() else 0.0))
 
 
 class _Asking:

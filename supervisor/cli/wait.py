@@ -13,16 +13,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from supervisor.cli.arguments import PATIENCE, seconds
 from supervisor.cli.output import refuse, sentence, tell
 from supervisor.core import codes
 from supervisor.runs.registry import NoSuchRun
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from supervisor.runs.target import Target
     from supervisor.runs.waiting import Wait
 
-PATIENCE: Final = 30.0
 OUTAGE: Final = 1800.0
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -70,11 +68,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of a wait, for `submit --wait` as well."""
     group = parser.add_argument_group("waiting")
-    group.add_argument("--timeout", type=_seconds, help="leave after so many seconds (79); the job goes on")
+    group.add_argument("--timeout", type=seconds, help="leave after so many seconds (79); the job goes on")
     group.add_argument("--logs", choices=("none", "coordinator", "all"), help="whose logs to print (an array: none)")
-    group.add_argument("--patience", type=_seconds, default=PATIENCE, help="seconds to examine a doubt (default: 30)")
+    group.add_argument("--patience", type=seconds, default=PATIENCE, help="seconds to examine a doubt (default: 30)")
     group.add_argument(
-        "--outage", type=_seconds, default=OUTAGE, help="seconds to wait for a Slurm that is away (default: 1800)"
+        "--outage", type=seconds, default=OUTAGE, help="seconds to wait for a Slurm that is away (default: 1800)"
     )
     group.add_argument("--collect", metavar="DIR", help="copy receipts, journal, logs, collected files to DIR/RUNID")
     group.add_argument(
@@ -94,13 +92,6 @@ def options_from(args: argparse.Namespace) -> Options:
         json=args.json,
         quiet=args.quiet,
     )
-
-
-def _seconds(text: str) -> float:
-    with suppress(ValueError):
-        if 0 <= float(text) < math.inf:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"expected a number of seconds, found {text!r}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -190,14 +181,12 @@ def _interruptible() -> Iterator[None]:
 async def _wait(target: Target, options: Options, logs: str, teller: StoryTeller, interrupted: bool) -> Sealed | None:
     from supervisor.runs.follow import Follower
     from supervisor.runs.waiting import Wait
-    from supervisor.scheduler.client import SlurmClient
+    from supervisor.scheduler.client import SlurmClient, slurm_is_here
     from supervisor.scheduler.inquiry import USUAL
     from supervisor.scheduler.parts import list_parts
     from supervisor.scheduler.poller import Poller
 
-    # Commands that are not there do not come while one waits.
-    away = not any(map(shutil.which, ("squeue", "sacct", "scontrol")))
-    patience, outage = (0.0, 0.0) if away else (options.patience, options.outage)
+    patience, outage = (options.patience, options.outage) if slurm_is_here() else (0.0, 0.0)
     client = SlurmClient(cluster=target.cluster)
     follower = Follower(
         target.jobid,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -54,6 +55,11 @@ and of sacct (which prints a line for every step: `MAX_OUTPUT` has to hold them)
 def utc_now() -> datetime:
     """The wall clock, for the `at` of an answer."""
     return datetime.now(UTC)
+
+
+def slurm_is_here() -> bool:
+    """Whether any command that can be asked is on PATH: one that is not there does not come while one waits."""
+    return any(map(shutil.which, ("squeue", "sacct", "scontrol")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,20 @@
+"""Values of options that several verbs have."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from contextlib import suppress
+from typing import Final
+
+PATIENCE: Final = 30.0
+"""Seconds that a doubt (accounting late, controller away, an engine that still writes) is examined before it is the
+answer."""
+
+
+def seconds(text: str) -> float:
+    """A finite number of seconds, not below 0. Raises ArgumentTypeError."""
+    with suppress(ValueError):
+        if 0 <= float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"expected a number of seconds, found {text!r}")
