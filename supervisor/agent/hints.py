@@ -58,7 +58,7 @@ class Hints:
                     self._say("")
                 events.poll()
                 changed, unsettled = trees.read()
-                _ = trees.overflowed  # then everything has changed, and is settled again
+                trees.lost()  # then everything has changed, and is settled again
         except OSError as error:
             self._say(f"no hints about files from this node: {error}")
 

@@ -30,7 +30,7 @@ from typing import Final, Literal, NamedTuple
 
 from supervisor.engine.threads import in_thread
 from supervisor.watch import polling
-from supervisor.watch.filesystems import UNKNOWN, file_system
+from supervisor.watch.filesystems import UNKNOWN, FileSystem, file_system
 from supervisor.watch.polling import Pace, Sight, Target
 from supervisor.watch.trees import Trees
 
@@ -88,7 +88,9 @@ class _Group:
 class _Batch:
     """Visits of one thread, as far as they have come; `over`: nobody waits for the rest."""
 
+    now: float
     visits: list[_Visit] = field(default_factory=list)
+    mounted: dict[int, FileSystem] = field(default_factory=dict)  # by device
     over: bool = False
 
 
@@ -160,10 +162,10 @@ class Watcher:
         self._open()
         for each in due:
             each.due = math.inf  # until the visit says otherwise, or an event that comes in the middle of it
-        batch = _Batch()
+        batch = _Batch(self._loop.time())
         hung: list[_Watched] = []
         try:
-            await in_thread(self._visit_all, due, batch, self._loop.time(), limit=VISIT_LIMIT)
+            await in_thread(self._visit_all, due, batch, limit=VISIT_LIMIT)
         except TimeoutError:
             hung = due[len(batch.visits) :][:1]
         except OSError:
@@ -209,24 +211,26 @@ class Watcher:
             watched.manner = manner
             self._told([watched.target], manner)
 
-    def _visit_all(self, due: list[_Watched], batch: _Batch, now: float) -> None:
+    def _visit_all(self, due: list[_Watched], batch: _Batch) -> None:
         for watched in due:
-            visit = self._visit(watched, now)
+            visit = self._visit(watched, batch)
             if batch.over:
                 return
             batch.visits.append(visit)
 
-    def _visit(self, watched: _Watched, now: float) -> _Visit:
+    def _visit(self, watched: _Watched, batch: _Batch) -> _Visit:
         """In a thread: blocks like the directory's file system."""
         target = watched.target
         kind = watched.manner.file_system if watched.manner else UNKNOWN
         try:
             with polling.opened(target, watched.known) as found:
-                mounted = file_system(found.descriptor)
+                device = os.fstat(found.descriptor).st_dev
+                mounted = batch.mounted.get(device) or file_system(found.descriptor)
+                batch.mounted[device] = mounted
                 kind, fresh = mounted.kind, False
                 if mounted.believed:
                     fresh, why = self._settle(target)
-                    if now < watched.lost_until:
+                    if batch.now < watched.lost_until:
                         why = "events were lost: the kernel's queue was full"
                     elif not (why or found.there):
                         why = "it is not there"
@@ -266,7 +270,7 @@ class Watcher:
         if self._trees is None:
             return
         changed, unsettled = self._trees.read()
-        lost = self._trees.overflowed
+        lost = self._trees.lost()
         for tree in changed | unsettled:
             watched, group = self._all[tree]
             if lost:

@@ -84,8 +84,8 @@ class Trees:
         self._keep(tree, frozenset(), "")
 
     def read(self) -> tuple[set[Tree], set[Tree]]:
-        """The trees that changed, and those that want to be settled. After an overflow that is all of both, and
-        `overflowed` says so, once."""
+        """The trees that changed, and those that want to be settled. After an overflow that is all of both:
+        see `lost`."""
         changed: set[Tree] = set()
         unsettled: set[Tree] = set()
         for watch, mask, name in self._inotify.events():
@@ -104,9 +104,8 @@ class Trees:
             return everything, everything
         return changed, unsettled
 
-    @property
-    def overflowed(self) -> bool:
-        """Whether events were lost; asking clears it."""
+    def lost(self) -> bool:
+        """Whether events were lost since this was asked last."""
         lost, self._inotify.overflowed = self._inotify.overflowed, False
         return lost
 
