@@ -3,7 +3,6 @@ and the outcome file that CI jobs read."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -27,21 +26,6 @@ def write_run_receipt(run_dir: StrPath, document: dict[str, Any]) -> Path:
     path = Path(run_dir, RUN_RECEIPT)
     replace(path, render(document))
     return path
-
-
-def read_run_receipt(run_dir: StrPath) -> tuple[dict[str, Any], str] | None:
-    """The run receipt and the sha256 of its bytes; None when there is none. Raises OSError, ValueError."""
-    try:
-        data = Path(run_dir, RUN_RECEIPT).read_bytes()
-    except FileNotFoundError:
-        return None
-    try:
-        document = json.loads(data)
-    except ValueError as error:
-        raise ValueError(f"{run_dir}/{RUN_RECEIPT}: {error}") from error
-    if not isinstance(document, dict):
-        raise ValueError(f"{run_dir}/{RUN_RECEIPT}: not a JSON object")
-    return document, hashlib.sha256(data).hexdigest()
 
 
 def seal(run_dir: StrPath, document: dict[str, Any]) -> bool:

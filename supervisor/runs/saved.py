@@ -22,17 +22,26 @@ class Unreadable(Exception):
 
 def read_receipt(run_dir: str, name: str) -> Document | None:
     """`receipt.json` or `receipt.run.json` of a run; None when it is not there. Raises Unreadable."""
+    found = read_with_digest(run_dir, name)
+    return found[0] if found else None
+
+
+def read_with_digest(run_dir: str, name: str) -> tuple[Document, str] | None:
+    """The same with the sha256 of its bytes."""
+    from hashlib import sha256
+
     path = os.path.join(run_dir, name)
     try:
         with open(path, "rb") as file:
-            document = json.loads(file.read())
+            data = file.read()
+        document = json.loads(data)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise Unreadable(f"{path}: {error}") from error
     if not isinstance(document, dict):
         raise Unreadable(f"{path}: not a JSON object")
-    return document
+    return document, sha256(data).hexdigest()
 
 
 def run_document(run_dir: str) -> tuple[Document, bool]:

@@ -22,13 +22,14 @@ from typing import Final
 from supervisor import versions
 from supervisor.core import codes
 from supervisor.core.identity import Known
+from supervisor.core.layout import JOURNAL, RECEIPT, RUN_RECEIPT
 from supervisor.core.receipt import sealed_receipt, stranger_of
 from supervisor.core.submission import Submission
 from supervisor.core.truth import Truth, deciding, restarts_of
 from supervisor.core.verdict import count_outcomes, judge_parts
 from supervisor.engine import receipts
-from supervisor.runs.registry import JOURNAL, attempt_of, runs_of_job, submission_of
-from supervisor.runs.saved import Document, Unreadable, fold_document, read_receipt
+from supervisor.runs.registry import attempt_of, runs_of_job, submission_of
+from supervisor.runs.saved import Document, Unreadable, fold_document, read_receipt, read_with_digest
 
 RECEIPT_POLL: Final = 0.2  # seconds
 
@@ -145,7 +146,7 @@ def _whole(jobid: str, verdict: Mapping[str, object], documents: list[Document])
 
 def sealed_already(jobid: str, run_dirs: Sequence[str]) -> Sealed | None:
     """What was sealed before, if all of these runs are. Raises Unreadable."""
-    documents = [document for run_dir in run_dirs if (document := read_receipt(run_dir, "receipt.json"))]
+    documents = [document for run_dir in run_dirs if (document := read_receipt(run_dir, RECEIPT))]
     if not documents or len(documents) != len(run_dirs):
         return None
     return one_of_runs(jobid, documents, write_outcomes(run_dirs, jobid, documents[0]["slurm"]["outcome_line"]))
@@ -242,7 +243,7 @@ class _Case:
     def seal(self, run_dir: str) -> Document:
         """The sealed receipt of a run, made only when Slurm's records decide and the engine has said its last word, and
         only the first time."""
-        saved = read_receipt(run_dir, "receipt.json")
+        saved = read_receipt(run_dir, RECEIPT)
         if saved is not None:
             return saved
         settled = deciding(self.truths).settled
@@ -256,7 +257,7 @@ class _Case:
             return document
         try:
             if settled and not self.early and not self.doubts and not receipts.seal(run_dir, document):
-                return read_receipt(run_dir, "receipt.json") or document
+                return read_receipt(run_dir, RECEIPT) or document
         except OSError as error:
             self.trouble.append(f"the receipt could not be sealed in {run_dir}: {error.strerror or error}")
         return document
@@ -290,7 +291,7 @@ def _last_word(run_dir: str, patience: float) -> tuple[Document, str | None, boo
     begun = time.monotonic()
     while True:
         os.listdir(run_dir)  # makes a network client ask its server before it believes that a name is missing
-        if found := receipts.read_run_receipt(run_dir):
+        if found := read_with_digest(run_dir, RUN_RECEIPT):
             return *found, True
         folded = fold_document(run_dir)
         waited = time.monotonic() - begun

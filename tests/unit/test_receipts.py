@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 
 from supervisor.engine import receipts
+from supervisor.runs.saved import Unreadable, read_with_digest
 
 DOCUMENT = {"schema_version": 1, "text": "Größe", "name": "strange \udcff"}
 
 
 def test_what_is_written_is_read_back_with_its_checksum(tmp_path: Path) -> None:
     path = receipts.write_run_receipt(tmp_path, DOCUMENT)
-    assert receipts.read_run_receipt(tmp_path) == (DOCUMENT, hashlib.sha256(path.read_bytes()).hexdigest())
+    assert read_with_digest(str(tmp_path), "receipt.run.json") == (
+        DOCUMENT,
+        hashlib.sha256(path.read_bytes()).hexdigest(),
+    )
     assert "Größe" in path.read_text()
     assert os.listdir(tmp_path) == ["receipt.run.json"]
 
@@ -26,17 +30,17 @@ def test_what_is_written_is_read_back_with_its_checksum(tmp_path: Path) -> None:
 def test_a_second_one_takes_the_place_of_the_first(tmp_path: Path) -> None:
     receipts.write_run_receipt(tmp_path, DOCUMENT)
     receipts.write_run_receipt(tmp_path, {"second": 2})
-    found = receipts.read_run_receipt(tmp_path)
+    found = read_with_digest(str(tmp_path), "receipt.run.json")
     assert found is not None
     assert found[0] == {"second": 2}
 
 
 def test_no_receipt_and_what_is_none(tmp_path: Path) -> None:
-    assert receipts.read_run_receipt(tmp_path) is None
+    assert read_with_digest(str(tmp_path), "receipt.run.json") is None
     for content in (b"", b"{", b"[]", b"\xff"):
         (tmp_path / "receipt.run.json").write_bytes(content)
-        with pytest.raises(ValueError):
-            receipts.read_run_receipt(tmp_path)
+        with pytest.raises(Unreadable, match=r"receipt\.run\.json"):
+            read_with_digest(str(tmp_path), "receipt.run.json")
 
 
 def test_the_first_seal_stays(tmp_path: Path) -> None:
@@ -80,7 +84,7 @@ def test_a_directory_that_cannot_be_synced_is_no_failure(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(os, "fsync", only_files)
     receipts.write_run_receipt(tmp_path, DOCUMENT)
-    assert receipts.read_run_receipt(tmp_path) is not None
+    assert read_with_digest(str(tmp_path), "receipt.run.json") is not None
 
 
 def test_the_outcome_file_in_every_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,7 +192,7 @@ async def test_a_receipt_hurries_the_poller(base: Path) -> None:
         while slow.calls["squeue"] < before + 2:  # noqa: ASYNC110 - nothing else tells
             await asyncio.sleep(0.01)
     bench.slurm.becomes("7", "COMPLETED")
-    with pytest.raises(ValueError, match=r"receipt\.run\.json"):
+    with pytest.raises(Unreadable, match=r"receipt\.run\.json"):
         await asyncio.wait_for(waiting, 10)
 
 
