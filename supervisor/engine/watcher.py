@@ -90,8 +90,19 @@ class _Batch:
 
     now: float
     visits: list[_Visit] = field(default_factory=list)
-    mounted: dict[int, FileSystem] = field(default_factory=dict)  # by device
+    devices: dict[int, FileSystem] = field(default_factory=dict)
     over: bool = False
+
+    def mounted(self, descriptor: int) -> FileSystem:
+        """What an open directory is on; asked once for each device."""
+        device = os.fstat(descriptor).st_dev
+        if device not in self.devices:
+            self.devices[device] = file_system(descriptor)
+        return self.devices[device]
+
+    def believed(self, descriptor: int) -> bool:
+        """Whether an open directory is on a file system of this machine alone."""
+        return self.mounted(descriptor).believed
 
 
 class Watcher:
@@ -223,10 +234,8 @@ class Watcher:
         target = watched.target
         kind = watched.manner.file_system if watched.manner else UNKNOWN
         try:
-            with polling.opened(target, watched.known) as found:
-                device = os.fstat(found.descriptor).st_dev
-                mounted = batch.mounted.get(device) or file_system(found.descriptor)
-                batch.mounted[device] = mounted
+            with polling.opened(target, watched.known, batch.believed) as found:
+                mounted = batch.mounted(found.descriptor)
                 kind, fresh = mounted.kind, False
                 if mounted.believed:
                     fresh, why = self._settle(target)

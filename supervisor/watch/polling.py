@@ -1,8 +1,8 @@
 """Looking at directories without events, as a network file system's client needs it.
 
 Such a client remembers: attributes for seconds, and that a name is missing for up to a minute, even for open(). Opening
-a directory makes it ask its server again. So a look opens the directory and lists it, and below `root` never names what
-the listing above has not shown. What it saw is kept as one number, to be compared with the next: device, inode and
+a directory makes it ask its server again. So a look opens the directory and lists it, and below `root` names nothing
+that the listing above has not shown. What it saw is kept as one number, to be compared with the next: device, inode and
 change time of the directory and of those below it to the depth that is wanted, and the names in them. What files hold
 is not its business.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -85,9 +85,10 @@ class Found(NamedTuple):
 
 
 @contextmanager
-def opened(target: Target, known: str) -> Iterator[Found]:
+def opened(target: Target, known: str, coherent: Callable[[int], bool]) -> Iterator[Found]:
     """Open the directory, or the nearest one above it. `known` is where it was found last (or its root): that is named
-    without having been listed. Raises OSError for one that may not be opened. Blocks like its file system."""
+    without having been listed, and so is what is below a descriptor that is `coherent`: on a file system that never
+    takes for missing what is there. Raises OSError for one that may not be opened. Blocks like its file system."""
     path = known
     while True:
         try:
@@ -99,7 +100,7 @@ def opened(target: Target, known: str) -> Iterator[Found]:
             path = os.path.dirname(path)
     try:
         for part in os.path.relpath(target.directory, path).split("/"):
-            if part == "." or part not in os.listdir(descriptor):
+            if part == "." or not (coherent(descriptor) or part in os.listdir(descriptor)):
                 break
             try:
                 below = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
