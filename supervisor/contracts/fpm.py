@@ -41,7 +41,7 @@ from supervisor.core.text import printable
 _JUDGES: Final = "supervisor.contracts.fpm_content:"
 _IDENTITY: Final = ("$.run_id", "$.grid_digest", "$.config.mode")
 """What a merged file is bound to, of what it says like a rank."""
-_CONTENT: Final = ("$.status", "$.stop_reason", "$.iteration_groups", "$.measurement_protocol")
+_CONTENT: Final = ("$.status", "$.iteration_groups", "$.measurement_protocol")
 """What it must say as the ranks do when it is bound to them."""
 _ELSEWHERE: Final = "; it is bound elsewhere and does not count"
 _TEXT_CAP: Final = 400
@@ -174,10 +174,10 @@ class _Look:
         for number, path in self.names.ranks.items():
             self._seen(path, f"data-parallel rank {number}'s file")
             reading = self.readings.get(path)
-            said = (reading.summary or {}).get("agree", {}) if reading is not None else {}
-            if said.get("$.status") == "partial":
-                points, completed = (said.get(f"$.coverage.{key}_points") for key in ("expected", "completed"))
-                stopped = show(said.get("$.stop_reason"))
+            said = (reading.summary or {}) if reading is not None else {}
+            if said.get("agree", {}).get("$.status") == "partial":
+                points, completed = (said["agree"][f"$.coverage.{key}_points"] for key in ("expected", "completed"))
+                stopped = show(said["stop_reason"])
                 self.notes.append(f"{path}: $.status: partial, {completed} of {points} points, stop_reason {stopped}")
 
     def siblings(self, contract: str, everyone: Mapping[int, _Rank]) -> None:

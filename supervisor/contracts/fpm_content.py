@@ -9,8 +9,8 @@ An engine with several data-parallel ranks measures the points of a grid, and wr
 
 What binds them:
 
-    rank -- rank      run_id, grid_digest, config.mode, dp.size, coverage, status, stop_reason, measurement_protocol and
-                      the iteration groups are the same in all ranks, of all nodes
+    rank -- rank      run_id, grid_digest, config.mode, dp.size, coverage, status, measurement_protocol and the
+                      iteration groups are the same in all ranks, of all nodes
     merged -- ranks   the same run, grid and mode; dp and rank_files name this node's ranks; coverage is that of a rank
                       times the number of ranks of all nodes; the iteration groups are those of the ranks
     probe -- merged   the same run; merged_output_path and rank_files are those of the merged file
@@ -90,7 +90,7 @@ def rank(document: Any, options: dict[str, Any]) -> Judged:
         ("$.grid_digest", root["grid_digest"], options["grid_digest"]),
         ("$.config.mode", root["config"]["mode"], options["mode"]),
     ):
-        if pin is not None and agree[place] not in (None, pin):
+        if pin is not None and agree[place] != pin and (older or agree[place] is not None):
             node.equals(pin, ", as the contract pins it")
     points, completed = _coverage(root, agree["$.status"])
     grid = _Grid(agree["$.config.mode"], points, completed, size)
@@ -98,7 +98,8 @@ def rank(document: Any, options: dict[str, Any]) -> Judged:
     if not older or not root["iteration_groups"].absent:
         _groups(root, grid, seen)
     agree |= {"$.dp.size": size, "$.coverage.expected_points": points, "$.coverage.completed_points": completed}
-    return Judged(tuple(root.problems), {"agree": agree})
+    stopped = root["stop_reason"].value
+    return Judged(tuple(root.problems), {"agree": agree, "stop_reason": stopped if isinstance(stopped, str) else None})
 
 
 def merged(document: Any, options: dict[str, Any]) -> Judged:
@@ -206,7 +207,6 @@ def _header(root: Node, older: bool) -> dict[str, Any]:
         "$.grid_digest": root["grid_digest"].text(),
         "$.config.mode": root["config"]["mode"].one_of(MODES) if root["config"].table() else None,
         "$.status": status,
-        "$.stop_reason": status and _ENDS[status]["stop_reason"],
         "$.iteration_groups": None if groups.absent else {"sha256": _digest(groups.value)},
         "$.measurement_protocol": None if protocol.absent else {"sha256": _digest(protocol.value)},
     }
@@ -329,11 +329,11 @@ def _members(group: Node, benchmark: int, size: int, seen: _Seen) -> None:
         walls += [] if wall is None else [wall]
         if wall is None or (benchmark, number) not in seen:
             continue
-        point, fpms = seen[benchmark, number]
-        if not _same(member["fpms"].value, fpms):
+        if member["fpms"].value != seen[benchmark, number][1]:
             member["fpms"].wrong(f"the fpms of the result of benchmark_id {benchmark} and rank {number}", "others")
-        if not _same(_ownerless(group["point"].value), _ownerless(point)):
-            group["point"].wrong(f"the point of the result of benchmark_id {benchmark}", "another")
+    point = _ownerless(group["point"].value)
+    if any(_ownerless(seen[key][0]) != point for key in ((benchmark, n) for n in range(size)) if key in seen):
+        group["point"].wrong(f"the point of the result of benchmark_id {benchmark}", "another")
     if len(walls) == size and group["wall_time"].positive() not in (None, max(walls)):
         group["wall_time"].wrong(f"{max(walls)}, the slowest rank's")
 
@@ -362,10 +362,6 @@ def probe_name(merged_name: str) -> str:
 def _canonical(value: Any) -> str:
     """Equal for equal JSON: the order of keys is none of it, and 1 is neither true nor 1.0."""
     return json.dumps(value, sort_keys=True)
-
-
-def _same(one: Any, other: Any) -> bool:
-    return _canonical(one) == _canonical(other)
 
 
 def _digest(value: Any) -> str:
