@@ -26,6 +26,7 @@ VERBS: Final[dict[str, str]] = {
     "verify": "say how a job really ended, by Slurm's records, and seal its receipt",
     "status": "what a run is doing, or how it ended",
     "explain": "how a run's verdict came about, in sentences",
+    "collect": "collect a run's files once more",
     "logs": "print or follow a run's logs",
     "receipt": "print a run's receipt",
     "marker": "publish, note, read or wait for a coordinator's exit code",

@@ -109,17 +109,21 @@ class Layout:
         """The directory of what was fetched from the rank's node; with `.jsonl` behind it, the file of facts."""
         return self.at(COLLECTED, "nodes", str(rank))
 
+    @property
+    def node_share(self) -> int:
+        """Bytes that may be fetched from each node. The nodes fetch at the same time and know nothing of each other;
+        what they leave of `collect.size_max`, and a share in any case, is for the files that all can see."""
+        return self.plan.collect.size_max // (self.plan.size + 1)
+
     def fetch_specification(self, rank: int, seconds: float) -> dict[str, Any]:
-        """What is to be fetched from the rank's node within `seconds`, as `agent/fetch.py` reads it. The nodes fetch
-        at the same time and know nothing of each other, so each may fill an equal share of the size."""
-        plan = self.plan
+        """What is to be fetched from the rank's node within `seconds`, as `agent/fetch.py` reads it."""
         values = {word: re.sub(r"([*?\[])", r"[\1]", value) for word, value in self.values(rank).items()}
         target = self.collected_from(rank)
         return {
-            "patterns": [substitute(pattern, values) for pattern in plan.collect.nodes],
+            "patterns": [substitute(pattern, values) for pattern in self.plan.collect.nodes],
             "target": target,
             "facts": f"{target}.jsonl",
-            "size": plan.collect.size_max // plan.size,
+            "size": self.node_share,
             "seconds": seconds,
         }
 

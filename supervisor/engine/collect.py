@@ -17,18 +17,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Awaitable, Callable
 from collections.abc import Collection as Several
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from supervisor.agent.copying import Gatherer, Limits, checksum, escape, opened_file, search, split
+from supervisor.contracts import places
 from supervisor.core import events as ev
+from supervisor.core.artifacts import instances
 from supervisor.core.layout import COLLECTED, Layout
+from supervisor.core.state import RunState
 from supervisor.core.substitution import substitute
-from supervisor.engine.fetch import fetch
 from supervisor.engine.threads import in_thread
-from supervisor.launch.base import Launcher
 
+NEVER_RAN: Final = "it was never started"
 CUT_OFF: Final = "its fetching was cut off"
 FACTS_CAP: Final = 64 << 20
 """Bytes of one node's facts that are read."""
@@ -52,6 +55,17 @@ class Promised:
     @property
     def parts(self) -> list[str]:
         return [escape(name) for name in self.path.split("/")]
+
+
+def promised_files(state: RunState, layout: Layout) -> list[Promised]:
+    """The files of all contracts, as the last looks have seen them."""
+    roots = {place.instance.contract_id: str(place.root) for place in places(instances(layout.plan), layout.values)}
+    return [
+        Promised(roots[item.contract], fact.path, fact.size, fact.mtime_ns, fact.sha256)
+        for item in state.contracts
+        if item.finding is not None
+        for fact in item.finding.files
+    ]
 
 
 @dataclass
@@ -81,39 +95,38 @@ class NodeFacts:
 
 async def collect(
     layout: Layout,
-    launcher: Launcher,
+    fetch: Callable[[int, float], Awaitable[str]],
     limit: float,
     *,
-    promised: Several[Promised] = (),
-    started: Several[int] | None = None,
+    promised: Several[Promised],
+    started: Several[int],
+    again: bool = False,
     archive: str | None = None,
 ) -> Collection:
     """Collect everything within `limit` seconds; never raises for what cannot be collected.
 
-    `started`: the ranks that ever ran (None: all). `archive`: the bundle's path (default: the plan's, if it names one).
+    `fetch` fetches from a rank's node within seconds, and answers what went wrong; `again`: from every node, whatever
+    was fetched before. `started`: the ranks that ever ran. `archive`: the bundle's path.
     """
     loop = asyncio.get_running_loop()
     due = loop.time() + limit
     done, plan = Collection(), layout.plan
     nodes = await _fetched(layout, plan.ranks if plan.collect.nodes else (), limit)
-    ran = plan.ranks if started is None else started
-    left = [rank for rank, facts in nodes.items() if rank in ran and not facts.whole]
-    spent = sum(item["size"] for facts in nodes.values() for item in facts.files)
-    rest = plan.collect.size_max - spent - len(left) * (plan.collect.size_max // plan.size)
+    left = [rank for rank, facts in nodes.items() if rank in started and (again or not facts.whole)]
+    spent = sum(item["size"] for rank, facts in nodes.items() if rank not in left for item in facts.files)
+    rest = plan.collect.size_max - spent - len(left) * layout.node_share
     copying = _in_time(
         "copying", due, done, collect_shared, layout, layout.at(COLLECTED), promised, Limits(rest, limit), done
     )
-    fetching = asyncio.gather(*(fetch(layout, launcher, rank, limit) for rank in left))
+    fetching = asyncio.gather(*(fetch(rank, limit) for rank in left))
     _, words = await asyncio.gather(copying, fetching)
     nodes |= await _fetched(layout, left, max(1.0, due - loop.time()))
-    why = dict.fromkeys(plan.ranks, "it was never started") | dict.fromkeys(ran, CUT_OFF)
-    why |= {rank: text for rank, text in zip(left, words, strict=True) if text}
+    trouble = {rank: NEVER_RAN for rank in plan.ranks if rank not in started} | dict(zip(left, words, strict=True))
     for rank, facts in nodes.items():
-        _tell_of_node(layout, rank, facts, why[rank], done)
-    path = archive or (layout.at(plan.collect.bundle) if plan.collect.bundle else None)
-    if path is not None:
+        _tell_of_node(layout, rank, facts, trouble.get(rank, ""), done)
+    if archive is not None:
         limits = Limits(plan.collect.size_max, due - loop.time())
-        await _in_time("the archive", due, done, _archive, layout.run_dir, path, limits, done)
+        await _in_time("the archive", due, done, _archive, layout.run_dir, archive, limits, done)
     return done
 
 
@@ -244,8 +257,8 @@ def _tell_of_node(layout: Layout, rank: int, facts: NodeFacts, why: str, done: C
     where = f"collect: rank {rank} on {layout.nodes[rank]}"
     done.files += facts.files
     done.errors += (f"{where}: {text}" for text in facts.errors)
-    if not facts.whole:
-        done.errors.append(f"{where}: not everything was fetched: {why}")
+    if why or not facts.whole:
+        done.errors.append(f"{where}: not everything was fetched: {why or CUT_OFF}")
 
 
 # --- the archive -------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, Final, TypeVar
 
@@ -32,9 +33,10 @@ from supervisor.core.run import IllegalEvent, step
 from supervisor.core.state import RunState
 from supervisor.engine import markers
 from supervisor.engine.clock import utc
-from supervisor.engine.collect import Promised, collect
+from supervisor.engine.collect import collect, promised_files
+from supervisor.engine.fetch import fetch
 from supervisor.engine.journal import Journal
-from supervisor.engine.looker import Looker, contract_root, marker_event
+from supervisor.engine.looker import Looker, marker_event
 from supervisor.engine.steps import Steps
 from supervisor.engine.threads import in_thread
 from supervisor.engine.time_limit import EndTimeReader, TimeLimit
@@ -357,15 +359,15 @@ class Engine:
 
     def _collect(self, command: cmd.Collect) -> None:
         async def work() -> None:
-            roots = {instance.contract_id: contract_root(self.layout, instance) for instance in self._looker.instances}
-            promised = [
-                Promised(str(roots[item.contract]), fact.path, fact.size, fact.mtime_ns, fact.sha256)
-                for item in self.state.contracts
-                if item.finding is not None
-                for fact in item.finding.files
-            ]
-            started = [rank.rank for rank in self.state.ranks if rank.started]
-            done = await collect(self.layout, self._launcher, command.limit, promised=promised, started=started)
+            layout, plan = self.layout, self.layout.plan
+            done = await collect(
+                layout,
+                partial(fetch, layout, self._launcher),
+                command.limit,
+                promised=promised_files(self.state, layout),
+                started=[rank.rank for rank in self.state.ranks if rank.started],
+                archive=layout.at(plan.collect.bundle) if plan.collect.bundle else None,
+            )
             self.post(done.event())
 
         self._help("collecting", work)

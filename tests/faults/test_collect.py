@@ -4,6 +4,7 @@ archive, and all of it whatever way the run ends."""
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import tarfile
@@ -117,7 +118,7 @@ def test_what_a_rank_can_put_in_the_way_is_told_and_hinders_no_other_file(local:
             disk,
             sh(await_files("up", 0, 1)),
             worker=role("0,1", writer(disk, f"{tricks}; {touch('tricked')}; wait")),
-            size_max=6000,
+            size_max=8000,
         )
     )
     assert run.code == 0, run
@@ -163,3 +164,56 @@ def test_a_second_stop_request_still_lets_agents_fetch(local: Local, tmp_path: P
     run.signal(signal.SIGTERM)
     assert run.code == 143
     assert fetched(run) == {"0/rank.txt": b"0\n", "1/rank.txt": b"1\n"}
+
+
+# --- again, later --------------------------------------------------------------------------------------------------
+
+
+def test_collecting_again_replaces_copies_and_leaves_the_receipt(local: Local, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    client = sh(f"{await_files('up', 0, 1)}; mkdir -p {disk}/127.0.0.3; echo 2 >{disk}/127.0.0.3/rank.txt; echo 1 >log")
+    data = {"worker": role("0,1", writer(disk)), "client": role(2, client, cwd=str(tmp_path))}
+    collected = {"nodes": [f"{disk}/{{node}}/*.txt"], "paths": [f"{tmp_path}/log"], "bundle": "evidence.tgz"}
+    run = local.run(local.plan(data, coordinator=2, collect=collected))
+    assert run.code == 0
+    assert errors(run) == []
+    receipt = (run.directory / "receipt.run.json").read_bytes()
+    bundled = (run.directory / "evidence.tgz").read_bytes()
+
+    (tmp_path / "log").write_text("2\n")
+    (disk / "127.0.0.1/late.txt").write_text("late\n")
+    done = local.allocctl(
+        "collect", str(run.directory), "--json", "--to", "copies", "--bundle", "archives/again.tar.gz"
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["errors"] == []
+    assert document == json.loads((run.directory / "collected/collected.json").read_text())
+    paths = {os.path.relpath(item["path"], run.directory / "collected"): item for item in document["files"]}
+    assert paths[f"{tmp_path}/log".lstrip("/")]["sha256"] == hashlib.sha256(b"2\n").hexdigest()
+    assert f"nodes/0{disk}/127.0.0.1/late.txt" in paths
+    copies = tmp_path / "copies" / run.directory.name
+    assert (copies / f"collected/{tmp_path}/log").read_text() == "2\n"
+    with tarfile.open(tmp_path / "archives/again.tar.gz") as archive:
+        assert f"{run.directory.name}/collected{tmp_path}/log" in archive.getnames()
+    assert (run.directory / "receipt.run.json").read_bytes() == receipt
+    assert (run.directory / "evidence.tgz").read_bytes() == bundled
+
+    (tmp_path / "log").unlink()
+    done = local.allocctl("collect", str(run.directory))
+    assert done.returncode == 65
+    assert f"allocctl: collect: nothing matches {tmp_path}/log" in done.stderr.splitlines()
+    assert f"  {run.directory}/collected/nodes/0{disk}/127.0.0.1/late.txt\n" in done.stdout
+
+
+def test_what_cannot_be_collected_again(local: Local, tmp_path: Path) -> None:
+    assert local.allocctl("collect", "no-such-run").returncode == 69
+    assert local.allocctl("collect", "--to").returncode == 78
+    run = local.start(plan(local, tmp_path / "disk", sh(f"{UP}; sleep 1000")))
+    run.wait_file("up.2")
+    done = local.allocctl("collect", str(run.directory))
+    assert done.returncode == 78
+    assert "is not over: its engine collects when it ends" in done.stderr
+    assert not (run.directory / "collected").exists()
+    run.signal(signal.SIGTERM)
+    assert run.code == 143

@@ -1,5 +1,5 @@
-"""Files on the nodes' own disks, on the real cluster: fetched by the ranks' agents or by steps of their own, also after a
-failure and when the job is cancelled. (All nodes are one host here: the node's name in the path tells its disk.)"""
+"""Files on the nodes' own disks, on the real cluster: fetched by the agents of ranks or by steps of their own, after
+failures too, and when the job is cancelled. (All nodes are one host here: a name in the path tells each one's disk.)"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.slurm.jobs import LIMIT, UP, Event, Jobs, Run, await_files, role, sh, touch
+from tests.slurm.jobs import UP, Event, Jobs, Run, await_files, role, sh, touch
 
 CHILD = 'sleep 1000 & until read -r name <"/proc/$!/comm" && [ "$name" = sleep ]; do :; done'
 
@@ -77,13 +77,38 @@ def test_a_rank_without_an_agent_is_fetched_from_by_a_step(jobs: Jobs, tmp_path:
 
 def test_agents_fetch_when_the_job_is_cancelled(jobs: Jobs, tmp_path: Path) -> None:
     """Slurm's TERM comes to everybody, and its KILL after KillWait. No step can be made then: a rank without an agent
-    is not fetched from, and the receipt says why."""
+    is not fetched from, and the receipt says why. (TERM comes twice, from Slurm and from the agent: not every shell
+    bears that while it writes its last words.)"""
     disk = tmp_path / "disk"
     workers = {"direct": role(0, writer(disk), agent="off"), "worker": role("1,3", writer(disk))}
     run = jobs.submit(plan(jobs, disk, sh(f"{await_files('up', 0, 1, 3)}; {UP}; sleep 1000"), workers=workers))
     run.wait_file("up.2")
     jobs.cluster.run(["scancel", str(run.jobid)], check=True)
     run.job_end()
-    assert fetched(run) == {rank: WHOLE[rank] for rank in (1, 3)}
+    found = fetched(run)
+    assert found.keys() == {1, 3} and all("rank.txt" in names for names in found.values())
     (text,) = (text for text in errors(run) if "rank 0" in text)
     assert text.startswith("collect: rank 0 on node1: not everything was fetched: its step ended with ")
+
+
+def test_collecting_again_reaches_the_nodes_as_long_as_the_job_runs(jobs: Jobs, tmp_path: Path) -> None:
+    disk, allocation = tmp_path / "disk", jobs.hold()
+    client = sh(f"{await_files('up', 0, 1, 3)}; mkdir -p {disk}/$ALLOCD_NODE; echo 2 >{disk}/$ALLOCD_NODE/rank.txt")
+    run = jobs.start(plan(jobs, disk, client), allocation)
+    assert run.wait() == 0, str(run)
+    assert errors(run) == []
+    (disk / "node4/late.txt").write_text("late\n")
+    done = jobs.allocctl("collect", str(run.directory), "--json")
+    assert done.returncode == 0, done.stderr
+    paths = [item["path"] for item in json.loads(done.stdout)["files"]]
+    assert str(run.directory / f"collected/nodes/3{disk}/node4/late.txt") in paths
+
+    jobs.cluster.run(["scancel", str(allocation.jobid)], check=True)
+    run.job_end()
+    done = jobs.allocctl("collect", str(run.directory), "--json")
+    assert done.returncode == 0, done.stderr  # everything was fetched before, and nothing is missing
+    assert [item["path"] for item in json.loads(done.stdout)["files"]] == paths
+    (run.directory / "collected/nodes/3.jsonl").unlink()
+    done = jobs.allocctl("collect", str(run.directory))
+    assert done.returncode == 65
+    assert f"rank 3 on node4: not everything was fetched: job {run.jobid} does not run" in done.stderr
