@@ -17,7 +17,7 @@ events under "e". What is longer than a line, the specification of the rank, tra
     ping {}                                    signalled {signal}   pong {}   hint {}   note {text}
 
     spec: argv, tag, out, err (paths), and with defaults env {}, unset [], cwd null, stop_signal 15, grace 30,
-          watch []: directories, each with how many levels below it, of whose changes hints tell (hints.py),
+          watch []: [root, directory, levels below it] of what hints tell the changes of, see hints.py,
           fetch null: the specification of what bye makes it fetch first
 
 TWO PHASES. The agent first arms itself (handlers, subreaper), then says hello. Nothing runs before the engine

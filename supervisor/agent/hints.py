@@ -47,7 +47,7 @@ class Hints:
     def _watch(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the agent answers those
         try:
-            trees = Trees()
+            trees = Trees(careful=True)
             events = select.poll()
             events.register(trees.fileno(), select.POLLIN)
             unsettled = self._trees
@@ -66,7 +66,7 @@ class Hints:
         try:
             return trees.settle(tree)
         except OSError as error:
-            self._say(f"no hints about all files in {tree[0]} from this node: {error.strerror}")
+            self._say(f"no hints about all files in {tree[1]} from this node: {error.strerror}")
             return True
 
     def _say(self, words: str) -> None:

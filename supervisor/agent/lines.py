@@ -65,10 +65,13 @@ def between(value: Any, name: str, low: float, high: float) -> float:
     return value
 
 
-def watched(value: Any) -> tuple[str, int]:
-    """A directory to watch, and how many levels below it."""
-    directory, depth = (*typed(value, "watch", list), None, None)[:2]
-    return os.fsdecode(text(directory, "watch")), int(between(depth, "watch", 0, DEPTH_LIMIT))
+def watched(value: Any) -> tuple[str, str, int]:
+    """A directory to watch: one above it that is expected to be there, itself, and how many levels below it."""
+    root, directory, depth = (*typed(value, "watch", list), None, None, None)[:3]
+    paths = [os.fsdecode(text(path, "watch")) for path in (root, directory)]
+    if not all(map(os.path.isabs, paths)):
+        raise ValueError(f"watch: expected absolute paths, found {value!r:.60}")
+    return paths[0], paths[1], int(between(depth, "watch", 0, DEPTH_LIMIT))
 
 
 class Spec:

@@ -163,9 +163,9 @@ class Looker:
         if not desks:
             self._answered(asked)
 
-    def watched(self, rank: int) -> list[list[str | int]]:
-        """What the agent of a rank is to watch: directories, and how many levels below them."""
-        return [[target.directory, target.depth] for target in self._concerning(rank)]
+    def watched(self, rank: int) -> list[Target]:
+        """What the agent of a rank is to watch."""
+        return self._concerning(rank)
 
     def hint(self, rank: int) -> None:
         """The agent of a rank says that something has changed in what it watches."""

@@ -246,7 +246,7 @@ class Watcher:
                 else:
                     why = mounted.reason
                     if self._trees is not None:
-                        self._trees.drop(target[1:])
+                        self._trees.drop(target)
                 manner = Manner("polling", kind, why) if why else Manner("events", kind, mounted.reason)
                 return _Visit(manner, polling.look(found, target.depth, bool(why)), fresh, found.path)
         except OSError as error:
@@ -259,7 +259,7 @@ class Watcher:
         if trees is None:
             return False, self._trouble
         try:
-            return trees.settle(target[1:]), ""
+            return trees.settle(target), ""
         except OSError as error:
             return True, LIMITS.get(error.errno or 0) or error.strerror or str(error)
 
@@ -281,7 +281,7 @@ class Watcher:
         changed, unsettled = self._trees.read()
         lost = self._trees.lost()
         for tree in changed | unsettled:
-            watched, group = self._all[tree]
+            watched, group = self._all[tree[1:]]
             if lost:
                 watched.lost_until = self._loop.time() + LOST_PAUSE
             if tree in unsettled:

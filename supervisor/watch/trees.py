@@ -1,10 +1,13 @@
 """Directory trees on one inotify instance: which watches they need now, and which of them an event is about.
 
-A tree is a directory and so many levels below it. inotify knows neither: a watch is on one directory, whatever its path
-becomes, and a path that leads somewhere else today is nobody's event. So the watches of a tree are *settled*: made to
-fit what is there now, again whenever an event says that directories came, went or moved, and now and then without any
-(a directory above may have been replaced, which no watch tells). Where the directory is missing, the nearest one above
-it is watched for the next name on the way down.
+A tree is `(root, directory, depth)`: a directory and so many levels below it. inotify knows no trees: a watch is on one
+directory, whatever its path becomes, and a path that leads somewhere else today is nobody's event. So the watches of a
+tree are *settled*: made to fit what is there now, again whenever an event says that directories came, went or moved,
+and now and then without any (a directory above may have been replaced, which no watch tells). Where the directory is
+missing, the nearest one above it is watched for the next name on the way down.
+
+Who names what is missing makes a network file system's client remember for a while that it is missing, at the cost of
+everybody on this machine. So a *careful* owner looks for names in listings only; but the root is named.
 
     settle(tree)   blocks like the file system; in any thread, one call for a tree at a time
     read()         never blocks: what changed, and what wants to be settled
@@ -40,7 +43,7 @@ TYPE_CHECKING = False  # not from typing: in an agent that import alone costs as
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    Tree = tuple[str, int]
+    Tree = tuple[str, str, int]
 
 LIMIT = 1000  # watches of one tree
 GONE = IN_DELETE_SELF | IN_MOVE_SELF | IN_UNMOUNT | IN_IGNORED
@@ -51,11 +54,12 @@ _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 class Trees:
-    """The trees `(directory, depth)` that were settled, on one inotify instance."""
+    """The trees that were settled, on one inotify instance."""
 
-    def __init__(self) -> None:
+    def __init__(self, careful: bool = False) -> None:
         """Raises OSError when there is no inotify instance to be had."""
         self._inotify = Inotify()
+        self._careful = careful
         self._lock = allocate_lock()  # over the tables, never over what may block
         self._owners: dict[int, set[Tree]] = {}
         self._watches: dict[Tree, frozenset[int]] = {}
@@ -68,11 +72,11 @@ class Trees:
     def settle(self, tree: Tree) -> bool:
         """Make the watches fit what is there. True if one is new. Raises OSError (ENOSPC: the user has no watch left;
         E2BIG: the tree is larger than LIMIT); the watches that could be made are kept."""
-        directory, depth = tree
+        root, directory, depth = tree
         watches: set[int] = set()
         awaited = ""
         try:
-            awaited = self._top(directory, watches)
+            awaited = self._top(root if self._careful else directory, directory, watches)
             if depth and not awaited:
                 self._below(directory, depth, watches)
         finally:
@@ -94,7 +98,7 @@ class Trees:
                 if awaited and name != awaited and not mask & GONE:
                     continue  # its neighbours' business
                 changed.add(tree)
-                if awaited or mask & GONE or (tree[1] and mask & IN_ISDIR and mask & _NAMES):
+                if awaited or mask & GONE or (tree[2] and mask & IN_ISDIR and mask & _NAMES):
                     unsettled.add(tree)
             if mask & IN_IGNORED:
                 self._forget(watch)
@@ -115,17 +119,27 @@ class Trees:
 
     # how a tree's watches are found
 
-    def _top(self, directory: str, watches: set[int]) -> str:
+    def _top(self, start: str, directory: str, watches: set[int]) -> str:
         """Watch the directory and return "", or the nearest one above it and return the name that is missing there."""
-        while True:
-            path, missing = directory, ""
-            while not self._add(path, MASK, watches):
-                if path == os.path.dirname(path):
-                    raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-                path, missing = os.path.split(path)
-            if not missing or not os.path.isdir(os.path.join(path, missing)):
-                return missing
-            watches.clear()  # it came before the watch did: once more
+        path = start
+        while not self._add(path, MASK, watches):
+            if path == os.path.dirname(path):
+                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            path = os.path.dirname(path)
+        while path != directory:  # down again: a name may have come before the watch did
+            name = os.path.relpath(directory, path).split("/")[0]
+            above, path = path, os.path.join(path, name)
+            below: set[int] = set()
+            if not (self._shows(above, name) and self._add(path, MASK, below)):
+                return name
+            watches.clear()
+            watches |= below
+        return ""
+
+    def _shows(self, directory: str, name: str) -> bool:
+        if self._careful:
+            return name in os.listdir(directory)
+        return os.path.isdir(os.path.join(directory, name))
 
     def _below(self, directory: str, depth: int, watches: set[int]) -> None:
         for path in _directories(directory):

@@ -1113,7 +1113,7 @@ def test_kernels_without_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def watching(engine: Engine, *trees: tuple[Path, int]) -> None:
     """Start a rank, and wait for the hint that says that its directories are watched."""
-    engine.start(["sleep", "300"], watch=[[str(directory), depth] for directory, depth in trees])
+    engine.start(["sleep", "300"], watch=[[str(engine.root), str(directory), depth] for directory, depth in trees])
     engine.until("hint")
     quiet(engine)
 
@@ -1178,7 +1178,7 @@ def test_an_agent_that_cannot_watch_says_so_and_works(hire: Callable[..., Engine
     (tmp_path / "d/e").mkdir(parents=True)
     changed = CHANGED.format(change="from supervisor.watch import trees\ntrees.LIMIT = 1")
     engine = hire(command=[PYTHON, "-I", "-S", "-c", changed])
-    engine.start(["sleep", "300"], watch=[[str(tmp_path / "d"), 1]])
+    engine.start(["sleep", "300"], watch=[[str(tmp_path), str(tmp_path / "d"), 1]])
     assert "more than 1 directories" in engine.until("note")["text"]
     engine.say("kill", exit=5)
     engine.until("gone")
@@ -1192,7 +1192,7 @@ def test_a_file_system_that_does_not_answer_holds_the_hints_only(hire: Callable[
         f"trees.Trees.settle = lambda *_: (os.mkdir({str(tmp_path / 'hangs')!r}), time.sleep(300))"
     )
     engine = hire(command=[PYTHON, "-I", "-S", "-c", CHANGED.format(change=hangs)])
-    engine.start(["sleep", "300"], watch=[[str(tmp_path), 0]])
+    engine.start(["sleep", "300"], watch=[[str(tmp_path), str(tmp_path), 0]])
     wait_for((tmp_path / "hangs").exists, "the thread that hangs")
     engine.say("ping")
     engine.until("pong")
@@ -1202,7 +1202,9 @@ def test_a_file_system_that_does_not_answer_holds_the_hints_only(hire: Callable[
     assert engine.wait() == 4
 
 
-@pytest.mark.parametrize("watch", ["x", [["/tmp"]], [[1, 2]], [["/tmp", -1]], ["/tmp"]])
+@pytest.mark.parametrize(
+    "watch", ["x", [["/tmp", "/tmp"]], [["/", 1, 2]], [["/tmp", "/tmp", -1]], [["/", "tmp", 0]], ["/tmp"]]
+)
 def test_a_watch_that_is_none_is_refused(engine: Engine, watch: Any) -> None:
     engine.spec(["true"], watch=watch)
     assert engine.until("refused")["phase"] == "spec"
@@ -1214,7 +1216,9 @@ def test_a_watch_that_is_none_is_refused(engine: Engine, watch: Any) -> None:
 @pytest.mark.parametrize("trees", [0, 100])
 def test_an_idle_agent_does_not_wake_up(engine: Engine, tmp_path: Path, trees: int) -> None:
     """Measured over a time in which any tick of any thread would show."""
-    engine.start(["sleep", "300"], watch=[[str(tmp_path / "d" / str(number)), 3] for number in range(trees)])
+    engine.start(
+        ["sleep", "300"], watch=[[str(tmp_path), str(tmp_path / "d" / str(number)), 3] for number in range(trees)]
+    )
     if trees:
         engine.until("hint")
         quiet(engine)
@@ -1234,7 +1238,7 @@ def test_an_idle_agent_does_not_wake_up(engine: Engine, tmp_path: Path, trees: i
 
 @pytest.mark.parametrize("watch", [False, True])
 def test_memory(engine: Engine, tmp_path: Path, watch: bool) -> None:
-    engine.start(["sleep", "300"], watch=[[str(tmp_path), 0]] if watch else [])
+    engine.start(["sleep", "300"], watch=[[str(tmp_path), str(tmp_path), 0]] if watch else [])
     for _ in range(500):
         engine.say("ping")
         engine.until("pong")

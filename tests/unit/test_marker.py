@@ -39,6 +39,7 @@ from supervisor.engine import markers
 from supervisor.engine.markers import Naming
 from supervisor.watch import inotify
 from supervisor.watch.inotify import Inotify
+from tests.mounts import two_mounts
 
 VALUES = st.none() | st.from_regex(r"[!-~]([ -~]{0,20}[!-~])?", fullmatch=True)
 MARKERS = st.builds(
@@ -461,22 +462,13 @@ def test_a_name_is_needed(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def two_mounts(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """One directory, here and through a client that remembers missing names for 20 s."""
-    if shutil.which("bindfs") is None or not os.access("/dev/fuse", os.W_OK):
-        pytest.skip("needs bindfs and /dev/fuse")
-    here, there = tmp_path / "here", tmp_path / "there"
-    here.mkdir()
-    there.mkdir()
-    cached = "negative_timeout=20,entry_timeout=20,attr_timeout=20"
-    if subprocess.run(["bindfs", "-o", cached, here, there], check=False).returncode:
-        pytest.skip("this user may not mount")
-    yield here, there
-    subprocess.run(["fusermount", "-u", there], check=True)
+def mounts(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    with two_mounts(tmp_path) as both:
+        yield both
 
 
-def test_a_client_that_remembers_missing_names_is_not_believed(two_mounts: tuple[Path, Path]) -> None:
-    here, there = two_mounts
+def test_a_client_that_remembers_missing_names_is_not_believed(mounts: tuple[Path, Path]) -> None:
+    here, there = mounts
     assert not (there / "asked").exists()
     assert markers.read(there / "m", "7") == NotYet("absent", present=False)
     markers.publish(here / "asked", Marker(3))

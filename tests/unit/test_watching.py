@@ -71,14 +71,18 @@ def test_the_kernel_says_what_a_descriptor_is_on() -> None:
 # --- trees -----------------------------------------------------------------------------------------------------------
 
 
+def as_tree(directory: Path, depth: int) -> trees.Tree:
+    return str(directory.parent), str(directory), depth
+
+
 class Watched:
     """Trees, and a way to wait for what they say."""
 
-    def __init__(self) -> None:
-        self.trees = Trees()
+    def __init__(self, careful: bool) -> None:
+        self.trees = Trees(careful)
 
     def settle(self, *tree: tuple[Path, int]) -> list[bool]:
-        return [self.trees.settle((str(directory), depth)) for directory, depth in tree]
+        return [self.trees.settle(as_tree(*each)) for each in tree]
 
     def after(self, act: Callable[[], object]) -> tuple[set[trees.Tree], set[trees.Tree]]:
         """What is said after the act, all of it."""
@@ -94,9 +98,9 @@ class Watched:
         return changed, unsettled
 
 
-@pytest.fixture
-def watched() -> Iterator[Watched]:
-    mine = Watched()
+@pytest.fixture(params=[False, True], ids=["bold", "careful"])
+def watched(request: pytest.FixtureRequest) -> Iterator[Watched]:
+    mine = Watched(request.param)
     yield mine
     mine.trees.close()
 
@@ -106,9 +110,9 @@ def test_a_change_is_told_to_the_trees_that_it_is_in(watched: Watched, tmp_path:
     a.mkdir()
     b.mkdir()
     assert watched.settle((a, 0), (b, 0), (a, 0)) == [True, True, False]
-    assert watched.after((a / "x").touch) == ({(str(a), 0)}, set())
-    assert watched.after(lambda: (a / "x").rename(b / "x"))[0] == {(str(a), 0), (str(b), 0)}
-    assert watched.after((b / "x").unlink)[0] == {(str(b), 0)}
+    assert watched.after((a / "x").touch) == ({as_tree(a, 0)}, set())
+    assert watched.after(lambda: (a / "x").rename(b / "x"))[0] == {as_tree(a, 0), as_tree(b, 0)}
+    assert watched.after((b / "x").unlink)[0] == {as_tree(b, 0)}
     assert watched.after((tmp_path / "c").touch) == (set(), set())
 
 
@@ -117,11 +121,11 @@ def test_a_file_that_only_grows_is_no_event_until_it_is_closed(watched: Watched,
         watched.settle((tmp_path, 0))
         log.write("x")
         assert watched.after(log.flush) == (set(), set())
-    assert watched.after(lambda: None)[0] == {(str(tmp_path), 0)}
+    assert watched.after(lambda: None)[0] == {as_tree(tmp_path, 0)}
 
 
 def test_two_trees_share_a_watch_and_the_last_takes_it_along(watched: Watched, tmp_path: Path) -> None:
-    shallow, deep = (str(tmp_path), 0), (str(tmp_path), 1)
+    shallow, deep = as_tree(tmp_path, 0), as_tree(tmp_path, 1)
     watched.settle((tmp_path, 0), (tmp_path, 1))
     assert watched.after((tmp_path / "x").touch)[0] == {shallow, deep}
     watched.trees.drop(shallow)
@@ -132,7 +136,7 @@ def test_two_trees_share_a_watch_and_the_last_takes_it_along(watched: Watched, t
 
 def test_directories_below_are_watched_to_the_depth(watched: Watched, tmp_path: Path) -> None:
     (tmp_path / "1/2/3").mkdir(parents=True)
-    tree = (str(tmp_path), 2)
+    tree = as_tree(tmp_path, 2)
     watched.settle((tmp_path, 2))
     assert watched.after((tmp_path / "1/2/x").touch) == ({tree}, set())
     assert watched.after((tmp_path / "1/2/3/x").touch) == (set(), set())
@@ -152,7 +156,7 @@ def test_a_link_to_a_directory_is_not_followed(watched: Watched, tmp_path: Path)
 
 def test_a_missing_directory_is_waited_for_above_it(watched: Watched, tmp_path: Path) -> None:
     late = tmp_path / "a/b"
-    tree = (str(late), 0)
+    tree = as_tree(late, 0)
     assert watched.settle((late, 0)) == [True]
     assert watched.after((tmp_path / "neighbour").touch) == (set(), set())
     assert watched.after((tmp_path / "a").mkdir) == ({tree}, {tree})
@@ -166,7 +170,7 @@ def test_a_missing_directory_is_waited_for_above_it(watched: Watched, tmp_path: 
 @pytest.mark.parametrize("leave", ["remove", "rename"])
 def test_a_directory_that_leaves_and_comes_again(watched: Watched, tmp_path: Path, leave: str) -> None:
     place = tmp_path / "place"
-    tree = (str(place), 0)
+    tree = as_tree(place, 0)
     place.mkdir()
     watched.settle((place, 0))
     going = place.rmdir if leave == "remove" else lambda: place.rename(tmp_path / "elsewhere")
@@ -187,7 +191,7 @@ def test_a_directory_whose_parent_was_replaced_is_found_by_settling(watched: Wat
     place.mkdir(parents=True)
     assert watched.after((place / "x").touch) == (set(), set())  # no watch tells that
     assert watched.settle((place, 0)) == [True]
-    assert watched.after((place / "y").touch)[0] == {(str(place), 0)}
+    assert watched.after((place / "y").touch)[0] == {as_tree(place, 0)}
 
 
 def test_a_tree_has_its_limit_and_keeps_what_could_be_watched(
@@ -199,7 +203,7 @@ def test_a_tree_has_its_limit_and_keeps_what_could_be_watched(
     with pytest.raises(OSError, match="more than 3 directories") as caught:
         watched.settle((tmp_path, 1))
     assert caught.value.errno == errno.E2BIG
-    assert watched.after((tmp_path / "x").touch)[0] == {(str(tmp_path), 1)}
+    assert watched.after((tmp_path / "x").touch)[0] == {as_tree(tmp_path, 1)}
 
 
 def test_an_overflow_is_everybodys_business_once(watched: Watched, tmp_path: Path) -> None:
@@ -212,10 +216,10 @@ def test_an_overflow_is_everybodys_business_once(watched: Watched, tmp_path: Pat
     names[0].touch()
     for number in range(room // 2 + 2):  # two events each
         names[number % 2].rename(names[1 - number % 2])
-    both = {(str(loud), 0), (str(quiet), 0)}
+    both = {as_tree(loud, 0), as_tree(quiet, 0)}
     assert watched.after(lambda: None) == (both, both)
     assert [watched.trees.lost(), watched.trees.lost()] == [True, False]
-    assert watched.after((quiet / "x").touch) == ({(str(quiet), 0)}, set())
+    assert watched.after((quiet / "x").touch) == ({as_tree(quiet, 0)}, set())
 
 
 # --- looks without events --------------------------------------------------------------------------------------------

@@ -1,0 +1,77 @@
+"""Results on a file system without events: a directory that is mounted twice, written here and seen there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.local import LIMIT, SERVE, Local, Run, role, until
+from tests.mounts import two_mounts
+
+pytestmark = pytest.mark.slow
+
+HOURLY = (
+    "import runpy, sys; from supervisor.watch import polling; polling.FIRST = polling.LAST = 3600.0; "
+    "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+"""A program: allocctl that polls once an hour."""
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    with two_mounts(tmp_path) as both:
+        yield both
+
+
+def started(local: Local, there: Path, **options: Any) -> Run:
+    """A run that ends when a result has appeared there, in a directory that is not there yet; all is ready for it."""
+    result = {"name": "result", "root": str(there), "path": "out/result.json", "format": "json"}
+    plan = local.plan({"worker": role(0, SERVE)}, nodes=1, run={"finish": "artifacts"}, artifacts=[result])
+    run = local.start(plan, **options)
+    how = run.first("WatchChanged")
+    assert (how["directories"], how["by"]) == ([str(there / "out")], "polling")
+    assert how["file_system"].startswith("fuse")
+    run.first("RankStarted")
+    run.first("ArtifactSeen", answer="pending")
+    return run
+
+
+def put(directory: Path) -> None:
+    """A result, whole from its first moment."""
+    directory.mkdir()
+    (directory / "result.tmp").write_text('{"ok": true}')
+    (directory / "result.tmp").rename(directory / "result.json")
+
+
+def test_what_another_machine_writes_is_found_by_polling(local: Local, mounts: tuple[Path, Path]) -> None:
+    here, there = mounts
+    run = started(local, there)
+    assert not (there / "asked").exists()
+    put(here / "out")
+    (here / "asked").touch()
+    assert run.wait() == 0, run
+    assert not (there / "asked").exists(), "this mount forgets: the test shows nothing"
+    status = local.allocctl("status", str(run.directory), "--json").stdout
+    assert '"by": "polling"' in status
+
+
+def test_what_a_rank_writes_is_found_by_its_agents_hint(local: Local, mounts: tuple[Path, Path]) -> None:
+    """The agent watches the mount that is written through; the engine polls too rarely to find anything."""
+    _, there = mounts
+    run = started(local, there, before=[sys.executable, "-c", HOURLY])
+    put(there / "out")
+    assert run.wait() == 0, run
+
+
+def test_a_run_says_that_it_polls_while_it_does(local: Local, mounts: tuple[Path, Path]) -> None:
+    here, there = mounts
+    run = started(local, there)
+    until(lambda: "watching" in local.allocctl("status", str(run.directory)).stdout, "status to tell of polling", LIMIT)
+    (line,) = (line for line in local.allocctl("status", str(run.directory)).stdout.splitlines() if "watching" in line)
+    assert line.strip().startswith(f"watching {there}/out: polling (fuse")
+    put(here / "out")
+    assert run.wait() == 0
