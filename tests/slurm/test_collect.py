@@ -73,6 +73,8 @@ def test_a_rank_without_an_agent_is_fetched_from_by_a_step(jobs: Jobs, tmp_path:
     assert fetched(run) == WHOLE
     names = run.jobs.cluster.run(["sacct", "-nP", f"-j{run.jobid}", "-oJobName%200"]).stdout.split()
     assert sum(name.startswith("fetch-allocd-") for name in names) == 2
+    verified = run.verify()
+    assert verified.returncode == 0, verified.stdout + verified.stderr  # its steps contradict no rank's
 
 
 def test_agents_fetch_when_the_job_is_cancelled(jobs: Jobs, tmp_path: Path) -> None:
