@@ -19,12 +19,12 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from supervisor.cli.interrupts import Interrupts
 from supervisor.cli.output import complain, refuse, sentence, tell
 from supervisor.core import codes
 
@@ -83,13 +83,15 @@ def run(args: argparse.Namespace) -> int:
             complain(note)
         if args.dry_run:
             return _dry_run(made, args.json)
-        done = submit(made)
     except (PlanErrors, Misfit, Unfit) as error:
         return refuse(args, error, codes.CONFIG)
-    except OSError as error:
-        return refuse(args, f"nothing was submitted: {sentence(error)}", codes.CONFIG)
-    code = report(args, done)
-    return _wait(args, done) if _goes_on(args, code) else code
+    with Interrupts() as interrupts:
+        try:
+            done = submit(made, interrupts)
+        except OSError as error:
+            return refuse(args, f"nothing was submitted: {sentence(error)}", codes.CONFIG)
+        code = report(args, done)
+        return _wait(args, done, interrupts) if _goes_on(args, code) else code
 
 
 # --- before sbatch ----------------------------------------------------------------------------------------------------
@@ -206,12 +208,12 @@ def _dry_run(made: Made, as_json: bool) -> int:
 # --- sbatch -----------------------------------------------------------------------------------------------------------
 
 
-def submit(made: Made) -> Submitted:
+def submit(made: Made, interrupts: Interrupts) -> Submitted:
     """Submit, unless an earlier submission of the same plan has a job or cannot be settled. Raises OSError, and
     KeyboardInterrupt when it was interrupted before anything was asked for."""
     from supervisor.runs.registry import register_job
 
-    done = asyncio.run(_submit(made))
+    done = asyncio.run(_submit(made, interrupts))
     if done is None:
         raise KeyboardInterrupt
     if done.submission.state == "submitted" and done.submission.jobid:
@@ -219,20 +221,19 @@ def submit(made: Made) -> Submitted:
     return done
 
 
-async def _submit(made: Made) -> Submitted | None:
+async def _submit(made: Made, interrupts: Interrupts) -> Submitted | None:
     from supervisor.scheduler.client import SlurmClient
     from supervisor.scheduler.submit import Sbatch, Stop, Submitter
 
-    stop, loop = Stop(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop.ask)
-    order, submission = made.order, made.order.submission
+    stop, submission = Stop(), made.order.submission
     submitter = Submitter(Sbatch(os.environ), SlurmClient(), stop)
-    if earlier := await submitter.settle_earlier(submission.base, made.plan_text, submission.uid):
-        return earlier
-    if stop.gently.is_set():
-        return None
-    return await submitter.submit(order, made.plan_text)
+    with interrupts.told_to(stop.ask):
+        done = await submitter.settle_earlier(submission.base, made.plan_text, submission.uid)
+        if done is None:
+            if stop.gently.is_set():
+                return None
+            done = await submitter.submit(made.order, made.plan_text)
+    return replace(done, interrupted=stop.gently.is_set())
 
 
 # --- after it ---------------------------------------------------------------------------------------------------------
@@ -263,13 +264,13 @@ def _goes_on(args: argparse.Namespace, code: int) -> bool:
     return args.wait and (code == codes.OK or (code == codes.INTERRUPTED and args.cancel_on_interrupt))
 
 
-def _wait(args: argparse.Namespace, done: Submitted) -> int:
+def _wait(args: argparse.Namespace, done: Submitted, interrupts: Interrupts) -> int:
     """Follow the job to its end. Returns its exit code."""
     from supervisor.cli.wait import options_from, wait_for
     from supervisor.runs.target import submitted_target
 
     target = submitted_target(done.submission, str(done.submission.jobid))
-    return wait_for(target, options_from(args), interrupted=done.interrupted)
+    return wait_for(target, options_from(args), interrupts, interrupted=done.interrupted)
 
 
 def code_of(done: Submitted) -> int:

@@ -14,14 +14,13 @@ import argparse
 import asyncio
 import json
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from supervisor.cli.arguments import PATIENCE, seconds
+from supervisor.cli.interrupts import Interrupts
 from supervisor.cli.output import refuse, sentence, tell
 from supervisor.core import codes
 from supervisor.runs.registry import NoSuchRun
@@ -34,10 +33,8 @@ if TYPE_CHECKING:
     from supervisor.runs.saved import Document
     from supervisor.runs.sealing import Sealed
     from supervisor.runs.target import Target
-    from supervisor.runs.waiting import Wait
 
 OUTAGE: Final = 1800.0
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +102,11 @@ def run(args: argparse.Namespace) -> int:
         return refuse(args, error, codes.UNREACHABLE)
     except Unreadable as error:
         return refuse(args, error, codes.UNVERIFIABLE)
-    return wait_for(target, options_from(args))
+    with Interrupts() as interrupts:
+        return wait_for(target, options_from(args), interrupts)
 
 
-def wait_for(target: Target, options: Options, *, interrupted: bool = False) -> int:
+def wait_for(target: Target, options: Options, interrupts: Interrupts, *, interrupted: bool = False) -> int:
     """Wait for a job or run, tell about it, and return its exit code; see `run`. `interrupted`: the first signal has
     come already."""
     from supervisor.cli.live import Printer
@@ -117,10 +115,9 @@ def wait_for(target: Target, options: Options, *, interrupted: bool = False) -> 
     printer = Printer(sys.stderr)
     teller = StoryTeller(target, None if options.quiet else printer)
     try:
-        with _interruptible():
-            judged = _follow(target, options, teller, interrupted)
-            if judged is not None:
-                return _tell(target, options, teller, printer, judged)
+        judged = _follow(target, options, teller, interrupts, interrupted)
+        if judged is not None:
+            return _tell(target, options, teller, printer, judged)
         return _left(target, options, teller, printer)
     except KeyboardInterrupt:
         return _left(target, options, teller, printer)
@@ -132,19 +129,16 @@ def wait_for(target: Target, options: Options, *, interrupted: bool = False) -> 
         printer.close()
 
 
-def _follow(target: Target, options: Options, teller: StoryTeller, interrupted: bool) -> Sealed | None:
-    """Follow to the end, or until one leaves (None). Raises OSError, Unreadable, ValueError, KeyboardInterrupt."""
+def _follow(
+    target: Target, options: Options, teller: StoryTeller, interrupts: Interrupts, interrupted: bool
+) -> Sealed | None:
+    """Follow to the end, or until one leaves (None). Raises OSError, Unreadable, ValueError."""
     from supervisor.cli.github import commands_stopped
 
     logs = _logs(target, options)
     printing = nullcontext() if logs == "none" else commands_stopped(environ=os.environ, stdout=sys.stdout)
     with printing:
-        try:
-            return asyncio.run(_wait(target, options, logs, teller, interrupted))
-        except KeyboardInterrupt:  # before the loop had handlers of its own
-            if interrupted or not options.cancel:
-                raise
-            return asyncio.run(_wait(target, options, logs, teller, interrupted=True))
+        return asyncio.run(_wait(target, options, logs, teller, interrupts, interrupted))
 
 
 def _logs(target: Target, options: Options) -> str:
@@ -164,21 +158,9 @@ def _wanted(options: Options, logs: str, teller: StoryTeller) -> Wanted:
     return lambda state, rank, kind: not teller.array and wanted(state, rank, kind)
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Each of the signals is a KeyboardInterrupt while no loop handles it; one that is ignored (nohup) stays so."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number, handler in before.items():
-        if handler != signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-async def _wait(target: Target, options: Options, logs: str, teller: StoryTeller, interrupted: bool) -> Sealed | None:
+async def _wait(
+    target: Target, options: Options, logs: str, teller: StoryTeller, interrupts: Interrupts, interrupted: bool
+) -> Sealed | None:
     from supervisor.runs.follow import Follower
     from supervisor.runs.waiting import Wait
     from supervisor.scheduler.client import SlurmClient, slurm_is_here
@@ -207,24 +189,13 @@ async def _wait(target: Target, options: Options, logs: str, teller: StoryTeller
         cancel=options.cancel,
         patience=patience,
     )
-    with _signals(wait):
-        if interrupted:
-            wait.interrupt()
-        return await wait.run(options.timeout)
-
-
-@contextmanager
-def _signals(wait: Wait) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    handled = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    for number in handled:
-        loop.add_signal_handler(number, wait.interrupt)
     try:
-        yield
+        with interrupts.told_to(wait.interrupt):
+            if interrupted:
+                wait.interrupt()
+            return await wait.run(options.timeout)
     finally:
-        for number in handled:
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.default_int_handler)
+        interrupts.raises = True  # what still hangs, and what is told from here on, can be left as well
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -477,6 +478,20 @@ def test_an_interrupt_before_anything_was_asked_for(site: Site) -> None:
     site.squeue(f'[ -e "{site.top}/once" ] || {{ touch "{site.top}/once"; kill -INT $PPID; }}')
     done = site.submit()
     assert (done.code, site.calls, done.out) == (130, 1, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("wait", "code"), [((), 0), (("--wait",), 79)])
+def test_an_interrupt_between_submitting_and_waiting_hides_no_job(
+    site: Site, monkeypatch: pytest.MonkeyPatch, number: int, wait: tuple[str, ...], code: int
+) -> None:
+    def register(_jobid: str, _directory: str) -> None:
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("supervisor.runs.registry.register_job", register)
+    done = site.submit(*wait)
+    assert (done.code, done.out) == (code, "12\n")
+    assert ("the wait was left; job 12 goes on" in done.err) == bool(wait)
 
 
 def test_a_record_that_cannot_be_written_hides_no_job(site: Site) -> None:
