@@ -14,7 +14,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,9 @@ command = ["x"]
 env = { TOKEN = "secret" }
 [slurm]
 """
-QUICK = Patience(pause=0.01, absence=0.03, looks=3, limit=0.15)
+QUICK = Patience(pause=0.01, absence=0.03, looks=3, limit=30)
+NONE = replace(QUICK, limit=0.1)
+"""For a controller that is away. Whoever looks for absence needs time, however slow the machine."""
 LONG = "exec sleep 60"
 DIES = "kill -KILL $$"
 
@@ -64,6 +66,7 @@ class Site:
 
     top: Path
     said: Callable[..., Said]
+    patience: Patience = QUICK
 
     @property
     def base(self) -> Path:
@@ -124,7 +127,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     monkeypatch.setenv("PATH", f"{top}/bin:/usr/bin:/bin")
     monkeypatch.setenv("XDG_STATE_HOME", str(top / "state"))
     monkeypatch.setenv("ALLOCCTL", f"{top}/bin/allocctl")
-    monkeypatch.setattr(submitting, "Submitter", functools.partial(Submitter, patience=QUICK))
     monkeypatch.chdir(top)
 
     def said(*words: str) -> Said:
@@ -135,6 +137,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
         return Said(code, found.out, found.err)
 
     made = Site(top, said)
+
+    def submitter(*arguments: Any, **options: Any) -> Submitter:
+        return Submitter(*arguments, patience=made.patience, **options)
+
+    monkeypatch.setattr(submitting, "Submitter", submitter)
     made.sbatch("job 12; echo 12")
     made.squeue(":")
     return made
@@ -149,7 +156,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def impatient(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """sbatch gets hardly any time after an interrupt."""
-    monkeypatch.setattr(submitting, "Submitter", functools.partial(Submitter, patience=QUICK, last_chance=0.05))
+    monkeypatch.setattr(submitting, "Submitter", functools.partial(submitting.Submitter, last_chance=0.05))
 
 
 # --- as it should be ---
@@ -347,6 +354,7 @@ def test_a_job_that_was_not_made(site: Site) -> None:
 def test_nobody_can_be_asked(site: Site) -> None:
     site.sbatch(f"job 12; {DIES}")
     site.squeue('echo "slurm_load_jobs error: no controller" >&2; exit 1')
+    site.patience = NONE
     done = site.submit()
     assert (done.code, done.out, site.record().state) == (75, "", "unknown")
     assert "it may have been submitted: sbatch ended with -9" in done.err
@@ -368,7 +376,9 @@ def test_nobody_can_be_asked(site: Site) -> None:
 def test_an_earlier_doubt_is_settled_before_anything_is_submitted(site: Site) -> None:
     site.sbatch(DIES)
     site.squeue("exit 1")
+    site.patience = NONE
     assert site.submit().code == 75
+    site.patience = QUICK
     site.squeue(":")
     site.sbatch("echo 13")
     done = site.submit()
