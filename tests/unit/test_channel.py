@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from supervisor.core import events as ev
 from supervisor.engine import channel
 
-documents = st.dictionaries(st.text(max_size=30), st.text(max_size=3000), max_size=4)
+documents = st.dictionaries(st.text(max_size=30), st.text(max_size=1500), max_size=3)
 
 
 @given(documents)

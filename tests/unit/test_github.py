@@ -297,12 +297,8 @@ def test_an_array_has_one_summary(step: Step, tmp_path: Path) -> None:
 
 
 def test_many_failures_are_no_flood(step: Step) -> None:
-    documents = []
-    for number in range(300):
-        document = sealed(failed(), FAILED_3)
-        document["run_id"] = f"90_{number}"
-        documents.append(document)
-    documents[290:] = [{**sealed(completed(), SUCCESS), "run_id": f"90_{number}"} for number in range(290, 300)]
+    bad, good = sealed(failed(), FAILED_3), sealed(completed(), SUCCESS)
+    documents = [{**(bad if number < 290 else good), "run_id": f"90_{number}"} for number in range(300)]
     step.told(*documents)
     kinds = [kind for kind, _, _ in step.commands]
     assert kinds == ["error"] * 10 + ["notice"]

@@ -94,11 +94,11 @@ async def test_the_interval_grows_while_nothing_happens_and_begins_anew_with_a_c
 
 
 async def test_one_question_for_all_and_what_it_costs_does_not_grow_with_them() -> None:
-    few, many = Slurm({"1": job((0, "RUNNING"))}), Slurm({str(n): job((0, "RUNNING")) for n in range(1, 301)})
+    few, many = Slurm({"1": job((0, "RUNNING"))}), Slurm({str(n): job((0, "RUNNING")) for n in range(1, 101)})
     for slurm in (few, many):
         await Stage(slurm).run(until=3600)
     assert len(few.asked) == len(many.asked) < 3600 / PACE.slow + 12
-    assert many.asked[-1][1:] == ("squeue", 300)
+    assert many.asked[-1][1:] == ("squeue", 100)
 
 
 async def test_a_change_of_the_reason_or_the_restarts_is_one() -> None:
