@@ -63,7 +63,8 @@ def examine(file: io.FileIO, size: int, judge: Judge, lines: bool) -> Content:
     """A file of `size` bytes, read from its beginning and judged: one document, or one a line. Raises NotWhole,
     Changing, OSError."""
     digest = hashlib.sha256()
-    said = _judged_lines(file, size, judge, digest.update) if lines else judged(whole(file, size, digest.update), judge)
+    judging, update = Judging(judge), digest.update
+    said = _lines(file, size, judging, update) if lines else judging.say(whole(file, size, update))
     told = said.problems[:PROBLEMS_CAP]
     if len(told) < len(said.problems):
         told += ("found more problems; only the first are told",)
@@ -89,7 +90,7 @@ def whole(file: io.FileIO, size: int, update: Callable[[memoryview], None]) -> b
     return data
 
 
-def _judged_lines(file: io.FileIO, size: int, judge: Judge, update: Callable[[bytes], None]) -> Judged:
+def _lines(file: io.FileIO, size: int, judging: Judging, update: Callable[[bytes], None]) -> Judged:
     problems: list[str] = []
     read = lines = 0
     buffered = io.BufferedReader(file, _BLOCK)
@@ -101,7 +102,7 @@ def _judged_lines(file: io.FileIO, size: int, judge: Judge, update: Callable[[by
                 break
             if line.strip():
                 lines += 1
-                said = _line(line, number, judge)
+                said = _line(line, number, judging)
                 problems += said if len(problems) <= PROBLEMS_CAP else ()
     finally:
         buffered.detach()  # else it would close the file
@@ -110,9 +111,9 @@ def _judged_lines(file: io.FileIO, size: int, judge: Judge, update: Callable[[by
     return Judged(tuple(problems), {"lines": lines})
 
 
-def _line(line: bytes, number: int, judge: Judge) -> list[str]:
+def _line(line: bytes, number: int, judging: Judging) -> list[str]:
     try:
-        said = judged(line, judge)
+        said = judging.say(line)
     except NotWhole:
         if not line.endswith(b"\n") or b"\0" in line:
             raise NotWhole(f"line {number}: {NOT_WHOLE}") from None
@@ -120,51 +121,59 @@ def _line(line: bytes, number: int, judge: Judge) -> list[str]:
     return [f"line {number}: {problem}" for problem in said.problems]
 
 
-def judged(data: bytes | bytearray, judge: Judge) -> Judged:
-    """A document, and what the judge says of it. Raises NotWhole."""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        raise NotWhole(NOT_WHOLE) from None
-    del data  # the caller has let go of it too: what is large is held once
-    document, flaws = parse(text)
-    if not flaws and not isinstance(document, dict | list):
-        flaws = [f"found {shown(document)}; expected a JSON object or list"]
-    return Judged(tuple(flaws)) if flaws else _function(judge[0])(document, judge[1])
+class Judging:
+    """Parses documents strictly, and has them judged."""
 
+    def __init__(self, judge: Judge) -> None:
+        name, self._options = judge
+        module, _, function = name.partition(":")
+        self._judge: Callable[[Any, dict[str, Any]], Judged] = getattr(import_module(module), function)
+        self._flaws: list[str] = []
+        self._decoder = json.JSONDecoder(
+            object_pairs_hook=self._object,
+            parse_constant=self._constant,
+            parse_float=self._real,
+            parse_int=self._whole,
+        )
 
-def parse(text: str) -> tuple[Any, list[str]]:
-    """A JSON document, and what is not strict in it. Raises NotWhole."""
-    flaws: list[str] = []
+    def say(self, data: bytes | bytearray) -> Judged:
+        """A document, and what the judge says of it. Raises NotWhole."""
+        self._flaws = []
+        try:
+            text = data.decode()
+            del data  # the caller has let go of it too: what is large is held once
+            document = self._decoder.decode(text)
+        except RecursionError:
+            return Judged((TOO_DEEP,))
+        except ValueError:  # no UTF-8 or no JSON; where it broke off is another place at each look
+            raise NotWhole(NOT_WHOLE) from None
+        if not self._flaws and not isinstance(document, dict | list):
+            return Judged((f"found {shown(document)}; expected a JSON object or list",))
+        try:
+            return Judged(tuple(self._flaws)) if self._flaws else self._judge(document, self._options)
+        except RecursionError:  # as deep as can be read may be too deep to be judged
+            return Judged((TOO_DEEP,))
 
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    def _object(self, items: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(items)
         if len(found) < len(items):
             seen: set[str] = set()
             for key, _ in items:
                 if key in seen:
-                    flaws.append(f"found the key {show(key)} twice in one object; expected it once")
+                    self._flaws.append(f"found the key {show(key)} twice in one object; expected it once")
                 seen.add(key)
         return found
 
-    def constant(word: str) -> float:
-        flaws.append(f"found {word}; expected JSON, which has finite numbers only")
+    def _constant(self, word: str) -> float:
+        self._flaws.append(f"found {word}; expected JSON, which has finite numbers only")
         return 0.0
 
-    def real(text: str) -> float:
+    def _real(self, text: str) -> float:
         value = float(text)
-        return value if math.isfinite(value) else constant(show(text))
+        return value if math.isfinite(value) else self._constant(show(text))
 
-    def whole(text: str) -> int:
-        return int(text) if len(text) <= DIGITS_CAP else int(constant(f"a number of {len(text)} digits"))
-
-    try:
-        document = json.loads(text, object_pairs_hook=pairs, parse_constant=constant, parse_float=real, parse_int=whole)
-    except RecursionError:
-        return None, [TOO_DEEP]
-    except ValueError:  # where it broke off is another place at each look
-        raise NotWhole(NOT_WHOLE) from None
-    return document, flaws
+    def _whole(self, text: str) -> int:
+        return int(text) if len(text) <= DIGITS_CAP else int(self._constant(f"a number of {len(text)} digits"))
 
 
 def shown(value: Any) -> str:
@@ -172,9 +181,3 @@ def shown(value: Any) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}"
     return "an object" if isinstance(value, dict) else show(value)
-
-
-def _function(name: str) -> Callable[[Any, dict[str, Any]], Judged]:
-    module, _, function = name.partition(":")
-    found: Callable[[Any, dict[str, Any]], Judged] = getattr(import_module(module), function)
-    return found

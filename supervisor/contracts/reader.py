@@ -9,9 +9,10 @@ answers one on its standard output:
     {"sha256": "...", "problems": [...], "summary": {...}}
     {"not_whole": "..."}    {"changing": "..."}    {"errno": 5}
 
-Two of them work at a time, whoever asks, so that the memory of many large files is that of two. One that overstays is
-killed; it also ends itself then, should nobody be left to kill it. That, and anything else that it was not made for,
-is a fault of ours: ApartError.
+Nobody waits for it to the end: a look waits for a while, says that the file is being read, and the next look waits
+again. Two of them work at a time, whoever asks, so that the memory of many large files is that of two. One that
+overstays is killed; it also ends itself then, should nobody be left to kill it. That, and anything else that it was
+not made for, is a fault of ours: ApartError.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ import gc
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from supervisor.contracts.child import Child, Overstayed
 from supervisor.contracts.content import Changing, Content, Judge, NotWhole, examine
 
 LIMIT: Final = 300.0  # seconds for one file
@@ -41,52 +44,111 @@ class ApartError(OSError):
     """The process that reads broke, or took too long; says nothing about the file."""
 
 
+class Busy(Exception):
+    """The file, or another one before it, is still being read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be read: a file in the state that it was in, by `key`, which is equal for nothing else."""
+
+    path: str
+    key: object
+    size: int  # bytes
+    judge: Judge
+    lines: bool
+
+    def request(self, limit: float) -> bytes:
+        """As the process is told it."""
+        words = {"size": self.size, "judge": self.judge, "lines": self.lines, "limit": limit}
+        return json.dumps(words).encode()
+
+
 class Apart:
-    """Whoever asks for files to be read in a process, one at a time; `close` may come from another thread."""
+    """Has files read in a process, one at a time. `close` may come from another thread, the rest not."""
 
     def __init__(self, limit: float = LIMIT) -> None:
         self._limit = limit
-        self._process: subprocess.Popen[bytes] | None = None
+        self._task: Task | None = None
+        self._child: Child | None = None
         self._guard = threading.Lock()
-        self._closed = False
+        self._waiting = self._closed = False
 
-    def examine(self, descriptor: int, size: int, judge: Judge, lines: bool) -> Content:
-        """See content.examine. Raises NotWhole, Changing, OSError of the file, ApartError."""
-        request = json.dumps({"size": size, "judge": judge, "lines": lines, "limit": self._limit}).encode()
-        with _AT_A_TIME:
-            return _content(self._ask(descriptor, request))
+    def examine(self, task: Task, descriptor: int, seconds: float) -> Content:
+        """See content.examine. Raises Busy when that takes more seconds; ask again then. Raises NotWhole, Changing,
+        OSError of the file, ApartError."""
+        if self._task is not None and self._task.path != task.path:
+            raise Busy
+        if self._task != task:
+            self._end()
+        with self._guard:
+            if self._closed:
+                raise ApartError(errno.ECANCELED, "nobody waits for the file any more")
+            child = self._child = self._child or self._begin(task, descriptor)
+            self._waiting = True
+        try:
+            status = child.wait(seconds)
+        except Overstayed as what:
+            self._end()
+            raise ApartError(errno.ETIMEDOUT, f"the process that reads {task.path} {what}") from None
+        finally:
+            with self._guard:
+                self._waiting = False
+        if status is None:
+            raise Busy
+        self._end()
+        return _content(_answer(status, bytes(child.output), task.path))
+
+    def keep(self, paths: Collection[str]) -> None:
+        """Read no file on that is none of these."""
+        if self._task is not None and self._task.path not in paths:
+            self._end()
 
     def close(self) -> None:
         """Kill the process, if there is one; no other one is started."""
         with self._guard:
             self._closed = True
-            if self._process is not None:
-                self._process.kill()
+            if self._child is not None:
+                self._child.kill()
+            if self._waiting:
+                return  # whoever waits cleans up
+        self._end()
 
-    def _ask(self, descriptor: int, request: bytes) -> dict[str, Any]:
+    def _begin(self, task: Task, descriptor: int) -> Child:
+        if not _AT_A_TIME.acquire(blocking=False):
+            raise Busy
         command = [sys.executable, "-I", "-S", "-c", _PROGRAM, _HOUSE, str(descriptor)]
-        pipe = subprocess.PIPE
-        with self._guard:
-            if self._closed:
-                raise ApartError(errno.ECANCELED, "nobody waits for the file any more")
-            process = self._process = subprocess.Popen(
-                command, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=(descriptor,), start_new_session=True
-            )
-        with process:
-            try:
-                answer, errors = process.communicate(request, timeout=self._limit)
-            except subprocess.TimeoutExpired:
-                raise ApartError(errno.ETIMEDOUT, f"reading a file took longer than {self._limit:g} s") from None
-            finally:
-                with self._guard:
-                    self._process = None
-                process.kill()  # nothing, when it has ended
-        if process.returncode != 0:
-            said = errors.decode(errors="replace").strip().splitlines()
-            words = f"the process that reads a file ended with {process.returncode}: {said[-1] if said else 'no words'}"
-            raise ApartError(errno.ECHILD, words)
-        found: dict[str, Any] = json.loads(answer)
-        return found
+        request = os.memfd_create("request")
+        try:
+            os.write(request, task.request(self._limit))
+            os.lseek(request, 0, os.SEEK_SET)
+            child = Child(command, self._limit, stdin=request, pass_fds=(descriptor,))
+        except OSError:
+            _AT_A_TIME.release()
+            raise
+        finally:
+            os.close(request)
+        self._task = task
+        return child
+
+    def _end(self) -> None:
+        child, self._child, self._task = self._child, None, None
+        if child is not None:
+            child.end()
+            _AT_A_TIME.release()
+
+
+def _answer(status: int, output: bytes, path: str) -> dict[str, Any]:
+    words = output.decode(errors="replace").strip()
+    if status == 0:
+        try:
+            found: dict[str, Any] = json.loads(words)
+        except ValueError:
+            pass
+        else:
+            return found
+    last = words.splitlines()[-1] if words else "no words"
+    raise ApartError(errno.ECHILD, f"the process that reads {path} ended with {status}: {last}")
 
 
 def _content(answer: dict[str, Any]) -> Content:

@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from supervisor.contracts.content import (
@@ -41,7 +41,7 @@ from supervisor.contracts.content import (
     looks_cut,
     whole,
 )
-from supervisor.contracts.reader import Apart, ApartError
+from supervisor.contracts.reader import Apart, ApartError, Busy, Task
 from supervisor.contracts.walk import OURS, Match, kind_of
 
 __all__ = ["SIZE_CAP", "Judge", "Judged", "Reader", "Reading"]
@@ -58,6 +58,8 @@ milliseconds; a process takes 60 to start."""
 
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _BLOCK: Final = 1 << 20  # bytes
+PATIENCE: Final = 10.0
+"""Seconds that one look waits for large files; they are read on, and the next look waits again."""
 _ENDS: Final = 4096  # bytes at either end of a large file that are looked at first
 
 Signature = tuple[int, int, int, int, int]
@@ -75,6 +77,7 @@ class Reading:
     size: int = 0  # bytes
     sha256: str | None = None  # None unless it was read whole
     summary: dict[str, Any] | None = None  # the judge's; None unless it was read whole
+    mtime_ns: int | None = None  # when it had last been changed; None unless its bytes were looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class Reader:
         self._clock = clock
         self._memories: dict[str, _Memory] = {}
         self._turn = threading.Lock()
+        self._waits_until: float | None = None
         self._apart = Apart()
 
     def read(self, match: Match, judge: Judge | None, lines: bool = False) -> Reading:
@@ -129,7 +133,9 @@ class Reader:
         return self._look(match, look), bytes(found)
 
     def forget(self, seen: Collection[str]) -> None:
-        """Drop the memories of files that a look did not see (`seen`: the paths that it saw)."""
+        """At the end of a look: drop what is known of files that it did not see (`seen`: the paths that it saw)."""
+        self._waits_until = None
+        self._apart.keep(seen)
         self._memories = {path: memory for path, memory in self._memories.items() if path in seen}
 
     def close(self) -> None:
@@ -142,6 +148,8 @@ class Reader:
                 return look(file, status)
         except (Refused, Changing) as reason:
             what = str(reason)
+        except Busy:
+            what = f"found {match.status.st_size} bytes, which are still being read; expected a moment's patience"
         except OSError as error:
             if error.errno in OURS or isinstance(error, ApartError):
                 raise
@@ -162,7 +170,7 @@ class Reader:
         if same is not None and same.settled:
             return same.reading
         now = self._clock()
-        reading = self._judge(file, status, path, *how)
+        reading = replace(self._judge(file, status, path, *how), mtime_ns=status.st_mtime_ns)
         if signature(os.fstat(file.fileno())) != signature(status):
             raise Changing(CHANGING)
         since = same.since if same is not None else now
@@ -180,19 +188,24 @@ class Reader:
             problem = f"{path}: found {size} bytes; expected at most {SIZE_CAP} of JSON"
             return Reading(path, "invalid", (problem,), size)
         try:
-            content = self._content(file, size, judge, lines)
+            content = self._content(file, status, path, judge, lines)
         except NotWhole as reason:
             return Reading(path, "pending", (f"{path}: {reason}",), size)
         problems = tuple(f"{path}: {problem}" for problem in content.problems)
         return Reading(path, "invalid" if problems else "valid", problems, size, content.sha256, content.summary)
 
-    def _content(self, file: io.FileIO, size: int, judge: Judge, lines: bool) -> Content:
+    def _content(self, file: io.FileIO, status: os.stat_result, path: str, judge: Judge, lines: bool) -> Content:
+        size, descriptor = status.st_size, file.fileno()
         if size <= LARGE:
             return examine(file, size, judge, lines)
-        ends = (os.pread(file.fileno(), _ENDS, at) for at in (0, max(0, size - _ENDS)))
+        ends = (os.pread(descriptor, _ENDS, at) for at in (0, max(0, size - _ENDS)))
         if not lines and looks_cut(*ends):
             raise NotWhole(NOT_WHOLE)
-        return self._apart.examine(file.fileno(), size, judge, lines)
+        now = self._clock()
+        if self._waits_until is None:
+            self._waits_until = now + PATIENCE
+        task = Task(path, signature(status), size, judge, lines)
+        return self._apart.examine(task, descriptor, max(0.0, self._waits_until - now))
 
 
 def signature(status: os.stat_result) -> Signature:

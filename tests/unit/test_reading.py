@@ -17,13 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.contracts import content, reading
-from supervisor.contracts.content import Changing, Judge, NotWhole, looks_cut
-from supervisor.contracts.reader import Apart, ApartError
+from supervisor.contracts.content import Changing, Judge, Judging, NotWhole, looks_cut
+from supervisor.contracts.reader import Apart, ApartError, Task
 from supervisor.contracts.reading import GRAIN, Reader, Reading
 from supervisor.contracts.rules import judge_of
 from supervisor.contracts.walk import Walk
 from supervisor.core.artifact_table import FieldRule
 
+LONG = 60.0  # seconds that a test would wait
 HANG = "tests.judges:hang"
 JUDGE: Judge = judge_of({"n": FieldRule(max=5)})
 
@@ -203,6 +204,10 @@ def test_json_lines(tmp_path: Path, text: str, answer: str, problem: str | None)
 # ----------------------------------------------------------------------------------------------------- large files
 
 
+def task(size: int, judge: Judge = JUDGE) -> Task:
+    return Task("r.json", None, size, judge, False)
+
+
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch, looks: list[int]) -> list[int]:
     """Every file is large. The sizes of files that were read in this process all the same: none."""
@@ -268,17 +273,16 @@ def test_what_looks_cut() -> None:
 
 def test_a_large_file_that_is_read_cut_short(tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text("[]")
-    with (tmp_path / "r.json").open("rb") as file, pytest.raises(Changing):
-        Apart().examine(file.fileno(), 4, JUDGE, False)
-    with (tmp_path / "r.json").open("rb") as file, pytest.raises(Changing):
-        Apart().examine(file.fileno(), 1, JUDGE, False)
+    for size in (4, 1):
+        with (tmp_path / "r.json").open("rb") as file, pytest.raises(Changing):
+            Apart().examine(task(size), file.fileno(), LONG)
 
 
 def test_a_file_that_cannot_be_read_apart_is_its_own_fault(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path / "r.json", os.O_WRONLY | os.O_CREAT)
     try:
         with pytest.raises(OSError, match="Bad file descriptor"):
-            Apart().examine(descriptor, 1, JUDGE, False)
+            Apart().examine(task(1), descriptor, LONG)
     finally:
         os.close(descriptor)
 
@@ -300,7 +304,7 @@ def test_a_process_that_overstays_is_killed(tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text("{}")
     os.mkfifo(tmp_path / "begun")  # nobody opens it: the judge waits for that
     with (tmp_path / "r.json").open("rb") as file, pytest.raises(ApartError, match=r"took longer than 0\.2 s"):
-        Apart(0.2).examine(file.fileno(), 2, (HANG, {"begun": str(tmp_path / "begun")}), False)
+        Apart(0.2).examine(task(2, (HANG, {"begun": str(tmp_path / "begun")})), file.fileno(), LONG)
 
 
 def test_closing_kills_the_process(tmp_path: Path, apart: list[int], hanging: Judge) -> None:
@@ -319,13 +323,62 @@ def test_closing_kills_the_process(tmp_path: Path, apart: list[int], hanging: Ju
     one.close()
     thread.join()
     assert [str(error) for error in failed] == [
-        f"[Errno 10] the process that reads a file ended with -{signal.SIGKILL.value}: no words"
+        f"[Errno 10] the process that reads r.json ended with -{signal.SIGKILL.value}: no words"
     ]
     assert not os.path.exists(f"/proc/{pid}")
     with pytest.raises(ApartError, match="nobody waits"):
         read(tmp_path, one, hanging)
 
 
+def test_a_look_does_not_wait_for_the_end(
+    tmp_path: Path, apart: list[int], hanging: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first file is read on while looks come and go; the second one waits for its turn, and a change ends it."""
+    path = tmp_path / "r.json"
+    one, other = Reader(), Reader()
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "PATIENCE", 0.0)
+        busy = read(tmp_path, one, hanging)
+        assert busy.problems == ("r.json: found 2 bytes, which are still being read; expected a moment's patience",)
+        with open(tmp_path / "begun") as file:
+            pid = int(file.read())
+        one.forget({"r.json"})
+        assert read(tmp_path, one, hanging) == busy
+        assert os.path.exists(f"/proc/{pid}")
+    path.write_text('{"n": 1}')
+    one.forget({"r.json"})
+    assert read(tmp_path, one).answer == "valid"
+    assert not os.path.exists(f"/proc/{pid}")
+    one.close()
+    other.close()
+
+
+def test_a_file_that_is_gone_is_not_read_on(
+    tmp_path: Path, apart: list[int], hanging: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "PATIENCE", 0.0)
+    one = Reader()
+    read(tmp_path, one, hanging)
+    with open(tmp_path / "begun") as file:
+        pid = int(file.read())
+    one.forget(())
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_many_large_files_are_read_a_few_at_a_time(
+    tmp_path: Path, apart: list[int], hanging: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "PATIENCE", 0.0)
+    readers = [Reader() for _ in range(3)]
+    for one in readers:
+        assert "still being read" in read(tmp_path, one, hanging).problems[0]
+    readers[0].close()
+    monkeypatch.setattr(reading, "PATIENCE", LONG)
+    readers[2].forget(())
+    assert read(tmp_path, readers[2]).answer == "invalid"
+    readers[1].close()
+
+
 def test_not_whole_says_why() -> None:
     with pytest.raises(NotWhole, match="no whole JSON"):
-        content.judged(b"{", JUDGE)
+        Judging(JUDGE).say(b"{")
