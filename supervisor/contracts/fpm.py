@@ -126,7 +126,14 @@ class Fpm:
         look.merged()
         look.probe()
         facts = tuple(
-            FileFact(path, reading.size, reading.sha256, judges[path][0], tuple(look.problems.get(path, ())))
+            FileFact(
+                path,
+                reading.size,
+                reading.sha256,
+                judges[path][0],
+                tuple(look.problems.get(path, ())),
+                reading.mtime_ns,
+            )
             for path, reading in sorted(readings.items())
         )
         problems = (*walk.problems, *(problem for told in look.problems.values() for problem in told))
@@ -229,13 +236,13 @@ class _Look:
         reading = self.readings.get(path)
         if self.bound is None:
             if reading is not None:
-                self._seen(path, "")
+                self._seen(path)
             return
         if self.bound["probe"] is None:
             self.whole = True
             if reading is not None:
                 if reading.answer == "invalid":
-                    self._seen(path, "")
+                    self._seen(path)
                 self.notes.append(f"{path}: found a probe that {merged} does not announce; it does not count")
             return
         self._seen(path, f"the probe that {merged} announces")
@@ -251,7 +258,7 @@ class _Look:
             self.whole = True
             self.notes += _resolutions(path, said)
 
-    def _seen(self, path: str, what: str) -> None:
+    def _seen(self, path: str, what: str = "") -> None:
         """What the file itself says, or that it is missing."""
         reading = self.readings.get(path)
         if reading is not None:
@@ -285,7 +292,9 @@ def _shown(value: Any) -> str:
 def _resolutions(path: str, said: Mapping[str, Any]) -> Iterator[str]:
     """What a probe has seen other than that all is well."""
     told = [("$.merged", said["merged"])]
-    told += [(f"$.ranks {', '.join(map(str, ranks))}", text) for text, ranks in sorted(said["resolutions"].items())]
-    for place, text in told[: PROBLEMS_CAP + 1]:
-        if text != "worker_probe":
-            yield f"{path}: {place}: resolution {printable(text[:_TEXT_CAP])}"
+    told += ((f"$.ranks {show(ranks)}", text) for text, ranks in sorted(said["resolutions"].items()))
+    told = [(place, text) for place, text in told if text != "worker_probe"]
+    for place, text in told[:PROBLEMS_CAP]:
+        yield f"{path}: {place}: resolution {printable(text[:_TEXT_CAP])}"
+    if len(told) > PROBLEMS_CAP:
+        yield f"{path}: {len(told) - PROBLEMS_CAP} more resolutions"

@@ -160,7 +160,7 @@ def probe(document: Any, options: dict[str, Any]) -> Judged:
             if name is not None and name not in files:
                 entry["rank_file"].wrong("one of the rank_files")
     if not root.problems and len(ranks) != len(files):
-        root["ranks"].wrong(f"{len(files)} ranks, one for each of the rank_files", f"{len(ranks)} ranks")
+        root["ranks"].wrong(f"as many as there are rank_files, {len(files)}", f"{len(ranks)} ranks")
     return Judged(
         tuple(root.problems),
         {
