@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,13 +13,16 @@ from typing import Any, TypeVar
 
 import pytest
 
+from supervisor.contracts import Place
 from supervisor.core import events as ev
+from supervisor.core.artifacts import Finding
 from supervisor.core.layout import Layout
 from supervisor.core.marker import Foreign, Garbage, Marker, NotYet, render
 from supervisor.core.plan import parse_plan
 from supervisor.engine import looker as module
 from supervisor.engine import watcher
 from supervisor.engine.looker import Looker, contract_directories, marker_event
+from supervisor.watch.filesystems import FileSystem
 
 LIMIT = 10.0
 E = TypeVar("E", bound=ev.Event)
@@ -60,6 +65,16 @@ class Look:
                 self._news.clear()
                 await self._news.wait()
         return found[count - 1]
+
+    async def watching(self, *paths: Path) -> None:
+        """Until these directories are watched, and the looks that the first visits ask for are over."""
+        async with asyncio.timeout(LIMIT):
+            while not {str(path) for path in paths} <= {
+                directory for event in self.events(ev.WatchChanged) for directory in event.directories
+            }:
+                self._news.clear()
+                await self._news.wait()
+        await self.ask(1000)
 
     async def ask(self, number: int) -> None:
         """Ask for a look, and wait for its end."""
@@ -206,3 +221,124 @@ def test_what_a_look_at_the_marker_means(reading: Any, found: str, code: int | N
     event = marker_event(reading, 0, 9)
     assert (event.found, event.code, event.note, event.asked) == (found, code, None, 9)
     assert marker_event(reading, 4, 9).note == 4
+
+
+# --- several contracts -----------------------------------------------------------------------------------------------
+
+FIRST = {"name": "first", "path": "first/result.json", "format": "json"}
+SECOND = {"name": "second", "path": "second/result.json", "format": "json"}
+OF_NODES = {"name": "part", "path": "parts/{rank}/*/x.json", "per": "node"}
+
+
+class Examiners:
+    """Instead of real ones: what was looked at, and one contract that does not answer until it is let go."""
+
+    def __init__(self, stuck: str = "") -> None:
+        self.looked: list[str] = []
+        self.numbers = itertools.count()
+        self.made = 0
+        self.closed = threading.Semaphore(0)
+        self.stuck = stuck
+        self.hangs, self.let_go = threading.Event(), threading.Event()
+
+    def __call__(self, places: list[Place]) -> One:
+        self.made += 1
+        return One(self)
+
+
+class One:
+    """One of them."""
+
+    def __init__(self, all_of_them: Examiners) -> None:
+        self._all = all_of_them
+
+    def look(self, place: Place) -> Finding:
+        contract = place.instance.contract_id
+        self._all.looked.append(contract)
+        if contract == self._all.stuck and not self._all.let_go.is_set():
+            self._all.hangs.set()
+            assert self._all.let_go.wait(LIMIT)
+        return Finding(contract, "pending", (f"look {next(self._all.numbers)}",))
+
+    def close(self) -> None:
+        self._all.closed.release()
+
+
+def make(tmp_path: Path, *names: str) -> None:
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+
+
+async def test_an_event_is_a_look_at_the_contracts_that_it_concerns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examiners = Examiners()
+    monkeypatch.setattr(module, "examiner", examiners)
+    make(tmp_path, "first", "second")
+    async with looking(layout(tmp_path, artifacts=[FIRST, SECOND])) as look:
+        look.open = frozenset(["first", "second"])
+        await look.ask(1)
+        await look.watching(tmp_path / "first", tmp_path / "second")
+        del examiners.looked[:]
+        seen = len(look.events(ev.ArtifactSeen, contract="second"))
+        (tmp_path / "second/x").touch()
+        await look.until(ev.ArtifactSeen, seen + 1, contract="second")
+        assert set(examiners.looked) == {"second"}
+
+
+async def test_one_that_does_not_answer_holds_its_own_desk_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examiners = Examiners(stuck="first")
+    monkeypatch.setattr(module, "examiner", examiners)
+    monkeypatch.setattr(module, "LOOK_LIMIT", 0.3)
+    make(tmp_path, "first", "second")
+    async with looking(layout(tmp_path, artifacts=[FIRST, SECOND])) as look:
+        look.open = frozenset(["first", "second"])
+        look.looker.ask(1)
+        await asyncio.to_thread(examiners.hangs.wait, LIMIT)
+        await look.until(ev.ArtifactSeen, contract="second")
+        assert look.events(ev.ArtifactsLooked) == []
+        assert "first" in (await look.until(ev.Noted)).text
+        await look.until(ev.ArtifactsLooked, asked=1)  # the machine is not kept waiting by it
+        assert examiners.made == 3, "the one that hangs is left to its thread, and another takes its place"
+        assert not examiners.closed.acquire(blocking=False)
+        examiners.let_go.set()
+        assert await asyncio.to_thread(examiners.closed.acquire, timeout=LIMIT)
+    assert all(examiners.closed.acquire(blocking=False) for _ in range(2))
+
+
+async def test_a_hint_is_a_look_at_what_its_agent_watches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examiners = Examiners()
+    monkeypatch.setattr(module, "examiner", examiners)
+    make(tmp_path, "first", "parts/0", "parts/1")
+    where = layout(tmp_path, artifacts=[FIRST, OF_NODES])
+    async with looking(where) as look:
+        look.open = frozenset(["first", "part@0", "part@1"])
+        await look.watching(tmp_path / "first", tmp_path / "parts/0", tmp_path / "parts/1")
+        del examiners.looked[:]
+        seen = {name: len(look.events(ev.ArtifactSeen, contract=name)) for name in ("first", "part@1")}
+        look.looker.hint(1)
+        for name, count in seen.items():
+            await look.until(ev.ArtifactSeen, count + 1, contract=name)
+        assert sorted(examiners.looked) == ["first", "part@1"]
+    assert look.looker.watched(1) == [
+        (str(tmp_path), str(tmp_path / "first"), 0),
+        (str(tmp_path), str(tmp_path / "parts/1"), 1),
+    ]
+
+
+async def test_a_file_that_grows_in_place_is_found_where_no_events_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its directory does not change, so a listing does not show it."""
+    monkeypatch.setattr(watcher, "file_system", lambda _: FileSystem("lustre", "/"))
+    make(tmp_path, "out")
+    path = tmp_path / "out/result.json"
+    path.write_text('{"ok": ')
+    async with looking(layout(tmp_path, artifacts=[RESULT])) as look:
+        assert (await look.until(ev.ArtifactSeen)).answer == "pending"
+        await look.ask(1)
+        with path.open("a") as file:
+            file.write("true}")
+        await look.until(ev.ArtifactSeen, answer="valid")
