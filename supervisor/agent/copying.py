@@ -45,6 +45,9 @@ NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 LINK = "a symbolic link, not followed"
 SPECIAL = "not a regular file"
 
+TEMPORARY = re.compile(r"\.[0-9]+\.[0-9a-f]{8}\.tmp")
+"""What a copy is called before it is whole; one that was cut off by a KILL is left, and no wildcard finds it."""
+
 LITERAL = re.compile(r"(?:[^*?\[]|\[[*?\[]\])*")
 ESCAPED = re.compile(r"\[([*?\[])\]")
 
@@ -133,7 +136,7 @@ def copy(directory: int, name: str, target: int, limits: Limits) -> Copy:
         if _same(status, target, name):
             return _pour(source, status, limits, None)
         limits.check(status.st_size)
-        temporary = f".{os.getpid()}.{os.urandom(4).hex()}.tmp"  # a name of its own length: NAME may be the longest
+        temporary = f".{os.getpid()}.{os.urandom(4).hex()}.tmp"  # not made of NAME, which may be the longest
         try:
             with opened(temporary, NEW, target, 0o600) as sink:
                 done = _pour(source, status, limits, sink)
@@ -265,7 +268,8 @@ def _names(directory: int, part: str, hidden: bool) -> list[str]:
             return [unescape(part)]
         raise
     dots = literal or part.startswith(".") or (hidden and part == "**")
-    return sorted(name for name in listed if fnmatch.fnmatchcase(name, part) and (dots or not name.startswith(".")))
+    matching = (name for name in listed if fnmatch.fnmatchcase(name, part) and (dots or not name.startswith(".")))
+    return sorted(name for name in matching if literal or not TEMPORARY.fullmatch(name))
 
 
 def _leads_to_a_directory(directory: int, name: str) -> bool:

@@ -28,7 +28,7 @@ TYPE_CHECKING = False  # not from typing: that import alone costs as much as all
 if TYPE_CHECKING:
     from typing import Any
 
-APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def fetch(spec: dict[str, Any]) -> None:

@@ -54,7 +54,7 @@ class Files:
         matches = walk.below(place.root, place.values["run_dir"], pattern)
         readings = [_reading(match, artifact, reader, last) for match in matches if match.path not in apart]
         reader.forget({reading.path for reading in readings})
-        facts = [FileFact(r.path, r.size, r.sha256, problems=r.problems) for r in readings]
+        facts = [FileFact(r.path, r.size, r.sha256, problems=r.problems, mtime_ns=r.mtime_ns) for r in readings]
         problems = [problem for reading in readings for problem in reading.problems]
         if len(readings) < artifact.count and not walk.problems:
             what = "a file" if artifact.count == 1 else f"at least {artifact.count} files"

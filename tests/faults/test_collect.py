@@ -166,6 +166,19 @@ def test_a_second_stop_request_still_lets_agents_fetch(local: Local, tmp_path: P
     assert fetched(run) == {"0/rank.txt": b"0\n", "1/rank.txt": b"1\n"}
 
 
+def test_a_contracts_file_is_told_with_the_checksum_that_its_judge_made(local: Local) -> None:
+    """What the look knows of it (size, time, sha256) is what it is now, so that nobody reads it a second time."""
+    client = sh("echo '{}' >$ALLOCD_RUN_DIR/result.json")
+    contract = {"name": "result", "path": "result.json", "format": "json"}
+    run = local.run(local.plan({"client": role(0, client)}, coordinator=0, nodes=1, artifacts=[contract]))
+    assert run.code == 0
+    path = run.directory / "result.json"
+    ((seen,),) = (item["finding"]["files"] for item in run.receipt()["artifacts"])
+    (fact,) = run.receipt()["collected"]["files"]
+    assert (seen["size"], seen["mtime_ns"]) == (path.stat().st_size, path.stat().st_mtime_ns)
+    assert fact == {"path": str(path), "source": str(path), "size": 3, "sha256": seen["sha256"]}
+
+
 # --- again, later --------------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,7 @@ def plan_data(pick: Pick) -> dict[str, Any]:
         "marker": {"recheck": pick((5, 0))},
         "artifacts": _artifacts(pick, size, at_least=1 if finish == "artifacts" else 0),
         "deadlines": _deadlines(pick),
-        "collect": {"required": pick((False, True))},
+        "collect": pick(({"required": False}, {"required": True, "nodes": ["/tmp/*"]})),
     }
     if coordinator is not None:
         data["coordinator"] = {"rank": coordinator}

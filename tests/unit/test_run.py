@@ -1290,6 +1290,32 @@ def test_collection_has_a_deadline() -> None:
     assert run.state.collected is not None and "did not end within 10 s" in run.state.collected.errors[0]
 
 
+def test_agents_that_fetch_have_the_time_for_it() -> None:
+    """Their release has the collection's limit on top; and what they took of it is not there a second time."""
+    run = Run(collect={"nodes": ["/tmp/*"]}, deadlines={"collect": 40}).start()
+    run.complete()
+    run.take(ev.MarkerPublished(0, "written"), *(ev.RankEnded(rank, 0, None) for rank in (1, 2)))
+    run.take(ev.TreeGone(0, 0), ev.TreeGone(1, 0), after=5.0)
+    run.take(ev.StepEnded(0, 0), ev.StepEnded(1, 0), after=5.0)
+    assert run.state.collect_by is None, "a tree is left"
+    run.take(ev.TreeGone(2, 0), after=5.0)
+    assert run.state.deadlines["release:2"] == run.now + 40 + 10
+    run.take(ev.StepEnded(2, 0), after=15.0)
+    assert run.commands == [cmd.Collect(25)]
+
+
+def test_a_little_time_for_collecting_is_left_whatever_agents_took() -> None:
+    run = Run(collect={"nodes": ["/tmp/*"]}, deadlines={"collect": 40}).start()
+    run.complete()
+    run.take(ev.MarkerPublished(0, "written"), *(ev.RankEnded(rank, 0, None) for rank in (1, 2)))
+    run.take(*(ev.TreeGone(rank, 0) for rank in range(3)))
+    run.take(ev.StepEnded(0, 0), ev.StepEnded(1, 0))
+    run.fire("release:2")
+    assert run.commands == [cmd.KillStep(2)]
+    run.take(ev.StepEnded(2, -9))
+    assert run.commands == [cmd.Collect(5)]
+
+
 def test_an_illegal_event_tells_the_story_and_changes_nothing() -> None:
     run = Run().start()
     state = run.state
