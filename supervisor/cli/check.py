@@ -103,7 +103,8 @@ def _summary(source: str, plan: Plan) -> str:
     rank = plan.coordinator
     coordinator = "none" if rank is None else f"rank {rank} ({plan.role_of(rank).name})"
     contracts = [
-        f"{artifact.name} ({'per node' if artifact.per == 'node' else 'per run'}, {artifact.format}"
+        f"{artifact.name} ({'per node' if artifact.per_node else 'per run'}, "
+        f"{artifact.format if artifact.contract == 'files' else artifact.contract}"
         f"{'' if artifact.required else ', optional'})"
         for artifact in plan.artifacts
     ]
