@@ -228,7 +228,7 @@ def test_a_good_plan_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_a_self_benchmark_is_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     (path,) = (path for path in PLANS if path.name == "fpm.toml")
-    assert run(path) == codes.OK
+    assert run(str(path)) == codes.OK
     assert "  contracts    benchmark (per node, fpm)\n" in capsys.readouterr().out
 
 
