@@ -460,16 +460,17 @@ async def test_events_wake_the_looks_where_there_are_any(
     """The pause between looks is longer than this test may take: what comes is told by events alone."""
     for name in ("SHORTEST", "LONGEST"):
         monkeypatch.setattr(f"supervisor.runs.looks.{name}", 1000.0)
+    monkeypatch.setattr("supervisor.runs.looks.EVENTS", (10, 20))
     run = make_run(tmp_path, "7")
     heard = Heard()
     looks = Looks(held, heard.hear, heard.write, longest=1000.0)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(task) for task in (looks.run(), looks.watch())]
         await until(heard.more)  # the opening, by the first look
-        for number in range(2, 100):  # the watch begins at some time after that
+        for number in range(2, 500):  # the watch begins at some time after that
             append(run / "journal.jsonl", line(number, ev.Noted("x")))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.5):
+                async with asyncio.timeout(0.1):
                     await heard.more.wait()
                     break
         assert ("7", "Noted") in events(heard.news)
