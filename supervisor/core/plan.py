@@ -132,7 +132,7 @@ class Collect:
         ),
     ] = ()
     size_max: Annotated[
-        int, Rule(number(1, 1 << 50, "a number of bytes", whole=True), "bytes: at most so many are copied")
+        int, Rule(number(1, 1 << 50, "a number of bytes", whole=True), "bytes: at most so many are copied, from each node an equal share")
     ] = 16 << 30
     bundle: Annotated[
         str | None,
