@@ -28,7 +28,7 @@ test: lint
 	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 quick: $(STAMP)
-	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile -m 'not slurm and not slow' $(ARGS)
+	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile -m 'not slurm and not slow' --hypothesis-profile=quick $(ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

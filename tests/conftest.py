@@ -26,11 +26,16 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.cluster import Cluster
 
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="allocd-state-")  # no test touches its user's own list of runs
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
+settings.register_profile("full", deadline=None)  # a busy machine is no failure
+settings.register_profile("quick", settings.get_profile("full"), max_examples=25)  # of `make quick`
+settings.load_profile("full")
 
 _THREAD_LIMIT = 1.0  # seconds that a thread may need to end after its owner let it go
 
