@@ -8,26 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from supervisor.contracts import files, fpm
-from supervisor.contracts.places import Place, existing, places
+from supervisor.contracts.checker import Checked, CheckerBroke
+from supervisor.contracts.places import Examiner, Place, existing, places
 from supervisor.contracts.walk import DEPTH_CAP, Pattern, literal_part
-from supervisor.core.artifacts import Finding
 
-__all__ = ["Examiner", "Place", "directories", "examiner", "places", "preexisting"]
-
-
-class Examiner(Protocol):
-    """Looks at the places of one artifact, and remembers the files that it has judged. It may be called from different
-    threads, one at a time."""
-
-    def look(self, place: Place) -> Finding:
-        """Look once at everything that the contract names. Raises OSError, ValueError or KeyError for faults of ours
-        only, which are no answer about the artifact."""
-
-    def close(self) -> None:
-        """End what is still at work."""
+__all__ = ["CheckerBroke", "Examiner", "Place", "directories", "examiner", "places", "preexisting"]
 
 
 _KINDS: Final[Mapping[str, tuple[Callable[[Sequence[Place]], Examiner], Callable[[Place], tuple[Pattern, ...]]]]] = {
@@ -39,8 +27,9 @@ _KINDS: Final[Mapping[str, tuple[Callable[[Sequence[Place]], Examiner], Callable
 
 def examiner(places: Sequence[Place]) -> Examiner:
     """Who looks at the places of ONE artifact, which are all given: nodes may be compared."""
-    kind, _ = _KINDS[places[0].instance.artifact.contract]
-    return kind(places)
+    artifact = places[0].instance.artifact
+    kind, _ = _KINDS[artifact.contract]
+    return Checked(kind(places)) if artifact.checker else kind(places)
 
 
 def preexisting(place: Place) -> tuple[str, ...]:

@@ -20,14 +20,17 @@ from typing import Final
 
 OUTPUT_CAP: Final = 64 << 10  # bytes of output that are kept; the rest is read and dropped
 
+DYING: Final = 2.0
+"""Seconds that a killed process may take to die; one that hangs in a file system that is gone is left behind."""
+
 
 class Overstayed(Exception):
     """The process took longer than it may, and was killed."""
 
 
 class Child:
-    """A process, from its start. `limit`: seconds that it may take. `kill` may come from any thread, the rest is one
-    thread's at a time. Raises OSError when it cannot be started."""
+    """A process, from its start. `limit`: seconds that it may take. It may be waited for in one thread and ended in
+    another. Raises OSError when it cannot be started."""
 
     def __init__(
         self,
@@ -42,7 +45,9 @@ class Child:
         self.output = bytearray()
         self.limit = limit
         self._until = time.monotonic() + limit
-        self._guard = threading.Lock()
+        self._turn = threading.Lock()  # whoever waits for it, or ends it
+        self._guard = threading.Lock()  # its number: it is signalled, or reaped
+        self._over = False
         self._process = subprocess.Popen(
             command,
             stdin=stdin,
@@ -59,7 +64,7 @@ class Child:
         try:
             self._pidfd = os.pidfd_open(self._process.pid)
         except OSError:
-            self.kill()
+            self._kill()
             self._process.communicate()
             raise
         self._poll = select.poll()
@@ -70,40 +75,44 @@ class Child:
         """Its exit status, negative for a signal; None while it is still at work after so many seconds. Raises
         Overstayed."""
         until = time.monotonic() + seconds
-        while self._process.returncode is None:
-            now = time.monotonic()
-            if now >= self._until:
-                self.kill()
-                self._end()
-                raise Overstayed(f"took longer than {self.limit:g} s")
-            ready = dict(self._poll.poll(max(0.0, min(until, self._until) - now) * 1000))
-            if self._pidfd in ready:
-                self._end()
-                break
-            if ready:
-                self._drain()
-            if time.monotonic() >= until:
-                return None
+        with self._turn:
+            while not self._over:
+                now = time.monotonic()
+                if now >= self._until:
+                    self._end()
+                    raise Overstayed(f"took longer than {self.limit:g} s")
+                ready = dict(self._poll.poll(max(0.0, min(until, self._until) - now) * 1000))
+                if self._pidfd in ready:
+                    self._end()
+                    break
+                if ready:
+                    self._drain()
+                if time.monotonic() >= until:
+                    return None
         return self._process.returncode
 
-    def kill(self) -> None:
-        """Kill it and its group, if it lives. Whoever waits for it next learns that."""
+    def end(self) -> None:
+        """Kill it and its group, if it lives. Whoever waits for it learns that."""
+        self._kill()
+        with self._turn:
+            if not self._over:
+                self._end()
+
+    def _kill(self) -> None:
         with self._guard:
             if self._process.returncode is None:  # not reaped, so the number is still its own
                 with suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
 
-    def end(self) -> None:
-        """Kill it, and leave nothing behind. Not while another thread waits."""
-        if self._process.returncode is None:
-            self.kill()
-            self._end()
-
     def _end(self) -> None:
-        self.kill()  # those that it left behind
+        self._over = True
+        self._kill()  # those that it left behind, too
         self._drain()
-        with self._guard:
-            self._process.wait()
+        gone = select.poll()
+        gone.register(self._pidfd, select.POLLIN)
+        if gone.poll(DYING * 1000):
+            with self._guard:
+                self._process.wait()
         self._pipe.close()
         os.close(self._pidfd)
 

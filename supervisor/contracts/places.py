@@ -1,13 +1,14 @@
-"""Where a contract's files are: its root, and the values that the plan's words stand for there."""
+"""Where a contract's files are (its root, and the values that the plan's words stand for there), and who looks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from supervisor.contracts.walk import Pattern, Walk
-from supervisor.core.artifacts import Instance
+from supervisor.core.artifacts import Finding, Instance
 from supervisor.core.substitution import substitute
 
 
@@ -19,6 +20,18 @@ class Place:
     instance: Instance
     root: Path  # absolute
     values: Mapping[str, str]
+
+
+class Examiner(Protocol):
+    """Looks at the places of one artifact, and remembers the files that it has judged. It may be called from different
+    threads, one at a time."""
+
+    def look(self, place: Place) -> Finding:
+        """Look once at everything that the contract names. Raises OSError, ValueError or KeyError for faults of ours
+        only, and CheckerBroke, which are no answer about the artifact."""
+
+    def close(self) -> None:
+        """End what is still at work."""
 
 
 def places(instances: Iterable[Instance], values: Callable[[int | None], Mapping[str, str]]) -> tuple[Place, ...]:

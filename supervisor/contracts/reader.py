@@ -69,31 +69,19 @@ class Apart:
 
     def __init__(self, limit: float = LIMIT) -> None:
         self._limit = limit
-        self._task: Task | None = None
-        self._child: Child | None = None
+        self._work: tuple[Task, Child] | None = None
         self._guard = threading.Lock()
-        self._waiting = self._closed = False
+        self._closed = False
 
     def examine(self, task: Task, descriptor: int, seconds: float) -> Content:
         """See content.examine. Raises Busy when that takes more seconds; ask again then. Raises NotWhole, Changing,
         OSError of the file, ApartError."""
-        if self._task is not None and self._task.path != task.path:
-            raise Busy
-        if self._task != task:
-            self._end()
-        with self._guard:
-            if self._closed:
-                raise ApartError(errno.ECANCELED, "nobody waits for the file any more")
-            child = self._child = self._child or self._begin(task, descriptor)
-            self._waiting = True
+        child = self._child(task, descriptor)
         try:
             status = child.wait(seconds)
         except Overstayed as what:
             self._end()
             raise ApartError(errno.ETIMEDOUT, f"the process that reads {task.path} {what}") from None
-        finally:
-            with self._guard:
-                self._waiting = False
         if status is None:
             raise Busy
         self._end()
@@ -101,18 +89,28 @@ class Apart:
 
     def keep(self, paths: Collection[str]) -> None:
         """Read no file on that is none of these."""
-        if self._task is not None and self._task.path not in paths:
+        if self._work is not None and self._work[0].path not in paths:
             self._end()
 
     def close(self) -> None:
         """Kill the process, if there is one; no other one is started."""
         with self._guard:
             self._closed = True
-            if self._child is not None:
-                self._child.kill()
-            if self._waiting:
-                return  # whoever waits cleans up
         self._end()
+
+    def _child(self, task: Task, descriptor: int) -> Child:
+        """The process that does this task: it may be at work since an earlier look."""
+        work = self._work
+        if work is not None and work[0].path != task.path:
+            raise Busy
+        if work is not None and work[0] != task:
+            self._end()
+        with self._guard:
+            if self._closed:
+                raise ApartError(errno.ECANCELED, "nobody waits for the file any more")
+            if self._work is None:
+                self._work = task, self._begin(task, descriptor)
+            return self._work[1]
 
     def _begin(self, task: Task, descriptor: int) -> Child:
         if not _AT_A_TIME.acquire(blocking=False):
@@ -128,13 +126,13 @@ class Apart:
             raise
         finally:
             os.close(request)
-        self._task = task
         return child
 
     def _end(self) -> None:
-        child, self._child, self._task = self._child, None, None
-        if child is not None:
-            child.end()
+        with self._guard:
+            work, self._work = self._work, None
+        if work is not None:
+            work[1].end()
             _AT_A_TIME.release()
 
 

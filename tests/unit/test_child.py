@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -79,11 +80,17 @@ def test_one_that_overstays_is_killed() -> None:
     assert child.wait(0) == -signal.SIGKILL
 
 
-def test_one_that_is_killed_meanwhile() -> None:
-    child = Child(["sleep", "1000"], LONG)
-    child.kill()
-    assert child.wait(LONG) == -signal.SIGKILL
-    child.kill()
+def test_one_that_is_ended_while_another_thread_waits(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "lives")
+    child, said = Child(["sh", "-c", "exec sleep 1000 > lives"], LONG, cwd=tmp_path), list[int | None]()
+    thread = threading.Thread(target=lambda: said.append(child.wait(LONG)))
+    thread.start()
+    with open(tmp_path / "lives") as lives:
+        child.end()
+        assert lives.read() == ""
+    thread.join()
+    assert said == [-signal.SIGKILL]
+    child.end()
 
 
 def test_one_that_cannot_be_started(tmp_path: Path) -> None:
