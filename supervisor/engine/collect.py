@@ -33,6 +33,8 @@ from supervisor.engine.threads import in_thread
 
 NEVER_RAN: Final = "it was never started"
 CUT_OFF: Final = "its fetching was cut off"
+LAST_READ: Final = 1.0
+"""Seconds to read, after the limit, what was fetched until then."""
 FACTS_CAP: Final = 64 << 20
 """Bytes of one node's facts that are read."""
 
@@ -115,12 +117,11 @@ async def collect(
     left = [rank for rank, facts in nodes.items() if rank in started and (again or not facts.whole)]
     spent = sum(item["size"] for rank, facts in nodes.items() if rank not in left for item in facts.files)
     rest = plan.collect.size_max - spent - len(left) * layout.node_share
-    copying = _in_time(
-        "copying", due, done, collect_shared, layout, layout.at(COLLECTED), promised, Limits(rest, limit), done
-    )
-    fetching = asyncio.gather(*(fetch(rank, limit) for rank in left))
+    seconds = max(0.0, due - loop.time())
+    copying = _in_time("copying", due, done, collect_shared, layout, promised, Limits(rest, seconds), done)
+    fetching = asyncio.gather(*(fetch(rank, seconds) for rank in left))
     _, words = await asyncio.gather(copying, fetching)
-    nodes |= await _fetched(layout, left, max(1.0, due - loop.time()))
+    nodes |= await _fetched(layout, left, max(LAST_READ, due - loop.time()))
     trouble = {rank: NEVER_RAN for rank in plan.ranks if rank not in started} | dict(zip(left, words, strict=True))
     for rank, facts in nodes.items():
         _tell_of_node(layout, rank, facts, trouble.get(rank, ""), done)
@@ -144,8 +145,8 @@ async def _in_time(what: str, due: float, done: Collection, function: Any, *args
 # --- files that this host sees -----------------------------------------------------------------------------------
 
 
-def collect_shared(layout: Layout, target: str, promised: Several[Promised], limits: Limits, done: Collection) -> None:
-    """Checksum the contracts' files, and copy what `collect.paths` names into `target`. Blocks."""
+def collect_shared(layout: Layout, promised: Several[Promised], limits: Limits, done: Collection) -> None:
+    """Checksum the contracts' files, and copy what `collect.paths` names. Blocks."""
     unread = [item for item in dict.fromkeys(promised) if not _unchanged(item, done)]
     copies: dict[str, dict[str, Any]] = {}
 
@@ -153,7 +154,7 @@ def collect_shared(layout: Layout, target: str, promised: Several[Promised], lim
         copies[found["source"]] = found
         done.files.append(found)
 
-    gatherer = Gatherer(target, layout.run_dir, limits, fact, done.trouble)
+    gatherer = Gatherer(layout.at(COLLECTED), layout.run_dir, limits, fact, done.trouble)
     if layout.plan.collect.bundle:
         gatherer.seen.add(layout.at(layout.plan.collect.bundle))
     for pattern in layout.plan.collect.paths:
@@ -219,7 +220,7 @@ async def _fetched(layout: Layout, ranks: Several[int], limit: float) -> dict[in
         return {rank: node_facts(layout, rank) for rank in ranks}
 
     try:
-        return await in_thread(read, limit=limit)
+        return await in_thread(read, limit=limit) if ranks else {}
     except OSError as error:  # TimeoutError is one
         return {rank: NodeFacts(errors=[f"what was fetched is not known: {error}"]) for rank in ranks}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import threading
@@ -16,8 +17,7 @@ import pytest
 from supervisor.agent.copying import Limits
 from supervisor.core.layout import Layout
 from supervisor.core.plan import parse_plan
-from supervisor.engine.collect import Collection, Promised, collect_shared
-from supervisor.engine.threads import in_thread
+from supervisor.engine.collect import Collection, Promised, collect, collect_shared
 
 LIMIT = 60.0  # seconds
 
@@ -41,8 +41,7 @@ class Collected:
     def __init__(self, run_dir: Path, *patterns: str, promised: Sequence[Promised] = (), size_max: int = 1 << 30):
         self.run_dir = run_dir
         self.done = Collection()
-        where = str(run_dir / "collected")
-        collect_shared(layout(run_dir, *patterns), where, promised, Limits(size_max, LIMIT), self.done)
+        collect_shared(layout(run_dir, *patterns), promised, Limits(size_max, LIMIT), self.done)
 
     @property
     def files(self) -> list[dict[str, Any]]:
@@ -251,6 +250,86 @@ def test_a_copy_that_breaks_off_leaves_nothing(run_dir: Path, monkeypatch: pytes
     assert list((run_dir / "collected").iterdir()) == []
 
 
+# --- all of it, within a limit -----------------------------------------------------------------------------------
+
+
+class Nodes:
+    """A way to the nodes: what it answers, and what it was asked for."""
+
+    def __init__(self, *answers: str) -> None:
+        self.answers = list(answers)
+        self.asked: list[int] = []
+
+    async def __call__(self, rank: int, limit: float) -> str:
+        self.asked.append(rank)
+        return self.answers[len(self.asked) - 1]
+
+
+def node_layout(run_dir: Path, ranks: int, *patterns: str) -> Layout:
+    data: dict[str, Any] = {
+        "job": {"name": "x", "nodes": ranks},
+        "coordinator": {"rank": 0},
+        "roles": {"all": {"ranks": f"0-{ranks - 1}", "command": ["true"]}},
+        "collect": {"nodes": ["/tmp/x/*"], "paths": list(patterns), "size_max": 100},
+    }
+    return Layout(parse_plan(data, "plan.toml"), "run-1", "job-1", str(run_dir), ("n1", "n2", "n3")[:ranks], "nonce")
+
+
+def told_by_node(run_dir: Path, rank: int, *lines: dict[str, Any]) -> None:
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    write(run_dir / f"collected/nodes/{rank}.jsonl", text.encode())
+
+
+BEGIN, END = {"begin": 1}, {"end": 1}
+FACT = {"path": "/c/a", "source": "/a", "size": 10, "sha256": "00"}
+
+
+async def test_only_nodes_that_are_not_done_are_fetched_from(run_dir: Path) -> None:
+    told_by_node(run_dir, 0, BEGIN, FACT, {"error": "/b: why"}, END)
+    told_by_node(run_dir, 1, BEGIN, FACT)
+    nodes = Nodes("")
+    done = await collect(node_layout(run_dir, 3), nodes, 5.0, promised=(), started=[0, 1])
+    assert nodes.asked == [1]
+    assert done.files == [{**FACT, "rank": 0}, {**FACT, "rank": 1}]
+    assert done.errors == [
+        "collect: rank 0 on n1: /b: why",
+        "collect: rank 1 on n2: not everything was fetched: its fetching was cut off",
+        "collect: rank 2 on n3: not everything was fetched: it was never started",
+    ]
+
+
+async def test_fetching_again_from_every_node(run_dir: Path) -> None:
+    told_by_node(run_dir, 0, BEGIN, FACT, END)
+    nodes = Nodes("no step could be made")
+    done = await collect(node_layout(run_dir, 1), nodes, 5.0, promised=(), started=[0], again=True)
+    assert nodes.asked == [0]
+    assert done.files == [{**FACT, "rank": 0}], "what was fetched before is there"
+    assert done.errors == ["collect: rank 0 on n1: not everything was fetched: no step could be made"]
+
+
+async def test_what_the_nodes_have_filled_is_not_there_for_others(run_dir: Path) -> None:
+    """Of 100 bytes, 40 are fetched; one that may still fetch keeps its third."""
+    told_by_node(run_dir, 0, BEGIN, {**FACT, "size": 40}, END)
+    write(run_dir / "a", b"x" * 27), write(run_dir / "b", b"x" * 27)
+    done = await collect(node_layout(run_dir, 2, "*"), Nodes(""), 5.0, promised=(), started=[0, 1])
+    assert [item["path"] for item in done.files if "rank" not in item] == [str(run_dir / "collected/a")]
+    assert done.errors[0] == f"collect: {run_dir}/b: 27 bytes, but only 0 more may be copied"
+
+
+async def test_facts_that_cannot_be_read_are_told(run_dir: Path) -> None:
+    (run_dir / "collected/nodes/0.jsonl").mkdir(parents=True)
+    done = await collect(node_layout(run_dir, 1), Nodes(""), 5.0, promised=(), started=[0])
+    assert any("what was fetched is not known" in text for text in done.errors)
+
+
+async def test_the_archive_is_part_of_it(run_dir: Path) -> None:
+    write(run_dir / "logs/rank-0.out")
+    path = run_dir / "all.tgz"
+    done = await collect(layout(run_dir), Nodes(), 5.0, promised=(), started=[0], archive=str(path))
+    assert done.files == [facts(path)]
+    assert done.errors == []
+
+
 async def test_what_was_done_so_far_is_had_when_the_rest_hangs(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(run_dir / "a"), write(run_dir / "b")
     answer = threading.Event()
@@ -262,9 +341,12 @@ async def test_what_was_done_so_far_is_had_when_the_rest_hangs(run_dir: Path, mo
         return real(path, *args, **more)
 
     monkeypatch.setattr(os, "open", hang)
-    done = Collected(run_dir)
-    where = str(run_dir / "collected")
-    with pytest.raises(TimeoutError):
-        await in_thread(collect_shared, layout(run_dir, "*"), where, (), Limits(1 << 30, LIMIT), done.done, limit=0.1)
-    assert done.sources == ["a"]
-    answer.set()
+    try:
+        everything = await collect(
+            layout(run_dir, "*"), Nodes(), 0.3, promised=(), started=[0], archive=str(run_dir / "x.tgz")
+        )
+    finally:
+        answer.set()
+    assert [item["source"] for item in everything.files] == [str(run_dir / "a")]
+    assert everything.errors[0] == "collect: copying did not end within the time for collecting"
+    assert not (run_dir / "x.tgz").exists()

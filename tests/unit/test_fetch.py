@@ -13,7 +13,12 @@ from typing import Any
 import pytest
 
 from supervisor.agent import agent
+from supervisor.core.layout import Layout
 from supervisor.engine.collect import NodeFacts, node_facts
+from supervisor.engine.fetch import STEP_MARGIN, fetch
+from supervisor.launch.base import StepCommand
+from supervisor.launch.local import LocalLauncher
+from supervisor.launch.process import use_pidfd_watcher
 from tests.unit.test_agent import PATIENCE, PYTHON, Engine, alive, archive, engine, hire, wait_for
 from tests.unit.test_collect import facts, layout
 
@@ -142,9 +147,9 @@ def test_a_rank_that_never_ran_left_nothing_to_fetch(engine: Engine, disk: Path,
     assert told(tmp_path) == NodeFacts()
 
 
-@pytest.mark.parametrize("fetch", [7, {}, {"seconds": "soon"}, {"seconds": -1}])
-def test_a_specification_that_is_none_is_refused(engine: Engine, fetch: Any) -> None:
-    engine.spec(["true"], fetch=fetch)
+@pytest.mark.parametrize("none", [7, {}, {"seconds": "soon"}, {"seconds": -1}])
+def test_a_specification_that_is_none_is_refused(engine: Engine, none: Any) -> None:
+    engine.spec(["true"], fetch=none)
     engine.until("refused")
     assert "fetch" in engine.seen("refused")[0]["error"]
 
@@ -180,3 +185,36 @@ def test_a_fetch_that_hangs_is_left_behind(engine: Engine, disk: Path, tmp_path:
     wait_for(lambda: not alive(int(fetcher)), "the fetcher's end")
     found = told(tmp_path)
     assert (found.files, found.whole) == ([], False)
+
+
+# --- by a step of its own ----------------------------------------------------------------------------------------
+
+
+class Stand(LocalLauncher):
+    """A launcher whose steps are something else."""
+
+    def __init__(self, *argv: str) -> None:
+        super().__init__()
+        self.argv = argv
+
+    def fetch(self, layout: Layout, rank: int) -> StepCommand:
+        return StepCommand(self.argv, dict(os.environ))
+
+
+async def fetch_by(tmp_path: Path, *argv: str, limit: float = PATIENCE) -> str:
+    use_pidfd_watcher()
+    return await fetch(layout(tmp_path), Stand(*argv), 0, limit)
+
+
+async def test_a_step_gets_its_specification_on_stdin(tmp_path: Path) -> None:
+    assert await fetch_by(tmp_path, "sh", "-c", f'echo banner; read -r line; echo "$line" >{tmp_path}/spec') == ""
+    found = json.loads((tmp_path / "spec").read_text())
+    assert found == layout(tmp_path).fetch_specification(0, PATIENCE - STEP_MARGIN)
+
+
+async def test_what_goes_wrong_with_a_step_is_told_in_its_own_words(tmp_path: Path) -> None:
+    failing = ("sh", "-c", "echo 'srun: error: job has expired' >&2; exit 3")
+    assert await fetch_by(tmp_path, *failing) == "its step ended with 3: srun: error: job has expired"
+    assert await fetch_by(tmp_path, "/no/such/srun") == "its step was not made: No such file or directory"
+    waiting = ("sh", "-c", "echo 'srun: waiting' >&2; exec sleep 1000")
+    assert await fetch_by(tmp_path, *waiting, limit=0.2) == "its step did not end within 0.2 s: srun: waiting"
