@@ -1,6 +1,6 @@
 """A JSON document that is being judged: values by their place, and what is wrong with them, in order.
 
-A `Node` is a value and the way to it. It is asked for what it must be; when it is not, it says so with its place, and
+A `Field` is a value and the way to it. It is asked for what it must be; when it is not, it says so with its place, and
 the answer is None or False. Integers are integers: true is none, and neither is 1.0.
 """
 
@@ -13,12 +13,12 @@ from supervisor.contracts.rules import ABSENT, shown
 from supervisor.core.substitution import show
 
 
-class Node:
-    """A value of a document. The problems of all its nodes are in one list."""
+class Field:
+    """A value of a document. The problems of all fields of a document are in one list."""
 
     __slots__ = ("_key", "_parent", "problems", "value")
 
-    def __init__(self, value: Any, problems: list[str], parent: Node | None = None, key: str | int = "$") -> None:
+    def __init__(self, value: Any, problems: list[str], parent: Field | None = None, key: str | int = "$") -> None:
         self.value: Final[Any] = value
         self.problems: Final = problems
         self._parent = parent
@@ -34,9 +34,9 @@ class Node:
     def _below(self, key: str) -> str:
         return f"{self.place}.{key}" if key.isidentifier() else f"{self.place}[{show(key)}]"
 
-    def __getitem__(self, key: str) -> Node:
+    def __getitem__(self, key: str) -> Field:
         value = self.value.get(key, ABSENT) if isinstance(self.value, dict) else ABSENT
-        return Node(value, self.problems, self, key)
+        return Field(value, self.problems, self, key)
 
     def wrong(self, expected: str, found: str | None = None) -> None:
         """Say that this is not what it must be."""
@@ -54,12 +54,12 @@ class Node:
             return False
         return True
 
-    def items(self) -> list[Node]:
+    def items(self) -> list[Field]:
         """What is in a list, as it must be."""
         if not isinstance(self.value, list):
             self.wrong("a list")
             return []
-        return [Node(value, self.problems, self, i) for i, value in enumerate(self.value)]
+        return [Field(value, self.problems, self, i) for i, value in enumerate(self.value)]
 
     def equals(self, expected: str | int | bool | None, why: str = "") -> bool:
         """Whether it is this value, and of its type."""

@@ -37,7 +37,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from supervisor.contracts.content import Judged
-from supervisor.contracts.document import Node
+from supervisor.contracts.document import Field
 from supervisor.core.substitution import show
 
 SCHEMA_VERSION: Final = 2
@@ -70,7 +70,7 @@ class _Grid:
 def rank(document: Any, options: dict[str, Any]) -> Judged:
     """Judge of a rank's file. Options: `rank`, its number; `size`, the number of all ranks or None; the pins `run_id`,
     `grid_digest` and `mode`, None where there is none; `legacy`, whether older files are accepted."""
-    root = Node(document, [])
+    root = Field(document, [])
     if not root.table():
         return Judged(tuple(root.problems))
     older, number, size = _older(root, options["legacy"]), options["rank"], options["size"]
@@ -85,13 +85,13 @@ def rank(document: Any, options: dict[str, Any]) -> Judged:
     agree = _header(root, older)
     if agree["$.status"] == "partial":
         root["status"].equals("complete")
-    for place, node, pin in (
+    for place, field, pin in (
         ("$.run_id", root["run_id"], options["run_id"]),
         ("$.grid_digest", root["grid_digest"], options["grid_digest"]),
         ("$.config.mode", root["config"]["mode"], options["mode"]),
     ):
         if pin is not None and agree[place] != pin and (older or agree[place] is not None):
-            node.equals(pin, ", as the contract pins it")
+            field.equals(pin, ", as the contract pins it")
     points, completed = _coverage(root, agree["$.status"])
     grid = _Grid(agree["$.config.mode"], points, completed, size)
     seen = _results(root, grid, completed, number)
@@ -104,7 +104,7 @@ def rank(document: Any, options: dict[str, Any]) -> Judged:
 
 def merged(document: Any, options: dict[str, Any]) -> Judged:
     """Judge of a merged file. Options: `legacy`."""
-    root, older = Node(document, []), options["legacy"]
+    root, older = Field(document, []), options["legacy"]
     if not root.table() or not root["artifact_type"].equals("merged"):
         return Judged(tuple(root.problems))
     agree = _header(root, older)
@@ -113,13 +113,13 @@ def merged(document: Any, options: dict[str, Any]) -> Judged:
     sources: list[int] = []
     if size is not None:
         dp["ranks"].counts_up(size)
-        numbers = [node.whole(0, size - 1) for node in dp["source_ranks"].items()]
+        numbers = [field.whole(0, size - 1) for field in dp["source_ranks"].items()]
         sources = [number for number in numbers if number is not None]
         if len(sources) == len(numbers):
             if not sources or any(a >= b for a, b in pairwise(sources)):
                 dp["source_ranks"].wrong("this node's ranks in order", show(sources))
             dp["managed_size"].equals(len(sources), ", the number of source_ranks")
-    files = [node.file_name() for node in root["rank_files"].items()]
+    files = [field.file_name() for field in root["rank_files"].items()]
     if sources and len(files) != len(sources):
         root["rank_files"].wrong(f"a list of {len(sources)}, one for each of the source_ranks")
     own = root["merged_output_path"].file_name()
@@ -139,13 +139,13 @@ def merged(document: Any, options: dict[str, Any]) -> Judged:
 
 def probe(document: Any, options: dict[str, Any]) -> Judged:
     """Judge of a probe. Options: `legacy`. What it has seen is summed up, and judged by nobody."""
-    root = Node(document, [])
+    root = Field(document, [])
     known = root.table() and root["schema"].equals(PROBE_SCHEMA) and root["schema_version"].equals(PROBE_VERSION)
     if not known:
         return Judged(tuple(root.problems))
     run_id = None if options["legacy"] and root["run_id"].absent else root["run_id"].text()
     own = root["merged_output_path"].file_name()
-    files = [node.file_name() for node in root["rank_files"].items()]
+    files = [field.file_name() for field in root["rank_files"].items()]
     whole = root["merged"]["resolution"].text() if root["merged"].table() else None
     ranks: list[int] = []
     resolutions: dict[str, list[int]] = {}
@@ -177,7 +177,7 @@ def probe(document: Any, options: dict[str, Any]) -> Judged:
 # ------------------------------------------------------------------------------------------- parts of ranks and merged
 
 
-def _older(root: Node, accepted: bool) -> bool:
+def _older(root: Field, accepted: bool) -> bool:
     """Whether what the older files lack may be absent; says so once when it all is, and must not be."""
     if not accepted and all(root[key].absent for key in _NEWER):
         root.wrong(
@@ -188,16 +188,16 @@ def _older(root: Node, accepted: bool) -> bool:
     return accepted
 
 
-def _header(root: Node, older: bool) -> dict[str, Any]:
+def _header(root: Field, older: bool) -> dict[str, Any]:
     """What ranks, and merged files with them, agree in: place -> value, None where it is absent or wrong."""
     root["schema_version"].equals(SCHEMA_VERSION)
-    status, node = None, root["status"]
-    if isinstance(node.value, str) and node.value in _ENDS:
-        status = node.value
+    status, field = None, root["status"]
+    if isinstance(field.value, str) and field.value in _ENDS:
+        status = field.value
         for key, value in _ENDS[status].items():
             root[key].equals(value, f" with status {show(status)}")
     else:
-        node.equals("complete")
+        field.equals("complete")
     for key in ("skipped_points", "missing_phases"):
         if root[key].value != []:
             root[key].wrong("an empty list")
@@ -212,7 +212,7 @@ def _header(root: Node, older: bool) -> dict[str, Any]:
     }
 
 
-def _coverage(root: Node, status: str | None) -> tuple[int | None, int | None]:
+def _coverage(root: Field, status: str | None) -> tuple[int | None, int | None]:
     """Expected and completed points."""
     coverage = root["coverage"]
     if not coverage.table():
@@ -228,7 +228,7 @@ def _coverage(root: Node, status: str | None) -> tuple[int | None, int | None]:
     return points, completed
 
 
-def _share(root: Node, key: str, count: int | None, size: int | None) -> int | None:
+def _share(root: Field, key: str, count: int | None, size: int | None) -> int | None:
     """One rank's share of a merged file's coverage."""
     if count is None or size is None:
         return None
@@ -241,12 +241,12 @@ _Seen = dict[tuple[int, int], tuple[Any, Any]]
 """benchmark_id and rank -> point and fpms of the result."""
 
 
-def _results(root: Node, grid: _Grid, count: int | None, number: int | None) -> _Seen:
+def _results(root: Field, grid: _Grid, count: int | None, number: int | None) -> _Seen:
     """The results: of rank `number`, or (None) of all ranks, which their points then name."""
-    node, seen = root["results"], _Seen()
-    entries = node.items()
-    if isinstance(node.value, list) and count is not None and len(entries) != count:
-        node.wrong(f"a list of {count}, one for each of the completed_points")
+    field, seen = root["results"], _Seen()
+    entries = field.items()
+    if isinstance(field.value, list) and count is not None and len(entries) != count:
+        field.wrong(f"a list of {count}, one for each of the completed_points")
     for entry in entries:
         if not entry.table():
             continue
@@ -262,11 +262,11 @@ def _results(root: Node, grid: _Grid, count: int | None, number: int | None) -> 
     return seen
 
 
-def _owner(point: Node, size: int | None) -> int | None:
+def _owner(point: Field, size: int | None) -> int | None:
     return point["dp_rank"].whole(0, None if size is None else size - 1) if isinstance(point.value, dict) else None
 
 
-def _point(point: Node, grid: _Grid) -> int | None:
+def _point(point: Field, grid: _Grid) -> int | None:
     """A point's benchmark_id."""
     if not point.table():
         return None
@@ -277,11 +277,11 @@ def _point(point: Node, grid: _Grid) -> int | None:
     return point["benchmark_id"].whole(1, grid.points)
 
 
-def _fpms(node: Node, number: int, benchmark: int) -> float | None:
+def _fpms(field: Field, number: int, benchmark: int) -> float | None:
     """The one measurement of a rank at a point: its wall_time (s)."""
-    entries = node.items()
-    if isinstance(node.value, list) and len(entries) != 1:
-        node.wrong("a list of one")
+    entries = field.items()
+    if isinstance(field.value, list) and len(entries) != 1:
+        field.wrong("a list of one")
     if len(entries) != 1 or not entries[0].table():
         return None
     (fpm,) = entries
@@ -290,12 +290,12 @@ def _fpms(node: Node, number: int, benchmark: int) -> float | None:
     return fpm["wall_time"].positive()
 
 
-def _groups(root: Node, grid: _Grid, seen: _Seen) -> None:
+def _groups(root: Field, grid: _Grid, seen: _Seen) -> None:
     """The iteration groups: one for each completed point, with every rank's measurement, and equal to the results."""
-    node = root["iteration_groups"]
-    groups = node.items()
-    if isinstance(node.value, list) and grid.completed is not None and len(groups) != grid.completed:
-        node.wrong(f"a list of {grid.completed}, one for each completed point")
+    field = root["iteration_groups"]
+    groups = field.items()
+    if isinstance(field.value, list) and grid.completed is not None and len(groups) != grid.completed:
+        field.wrong(f"a list of {grid.completed}, one for each completed point")
     measured, done = {benchmark for benchmark, _ in seen}, set[int]()
     for group in groups:
         benchmark = group["benchmark_id"].whole(1, grid.points) if group.table() else None
@@ -314,12 +314,12 @@ def _groups(root: Node, grid: _Grid, seen: _Seen) -> None:
             _members(group, benchmark, grid.size, seen)
 
 
-def _members(group: Node, benchmark: int, size: int, seen: _Seen) -> None:
+def _members(group: Field, benchmark: int, size: int, seen: _Seen) -> None:
     """The ranks of a group."""
-    node, walls = group["rank_results"], list[float]()
-    members = node.items()
-    if isinstance(node.value, list) and len(members) != size:
-        node.wrong(f"a list of {size}, one for each rank")
+    field, walls = group["rank_results"], list[float]()
+    members = field.items()
+    if isinstance(field.value, list) and len(members) != size:
+        field.wrong(f"a list of {size}, one for each rank")
         return
     for number, member in enumerate(members):
         if not member.table():
@@ -343,14 +343,14 @@ def _ownerless(point: Any) -> Any:
     return {key: value for key, value in point.items() if key != "dp_rank"} if isinstance(point, dict) else point
 
 
-def _announced(root: Node, own: str | None) -> str | None:
+def _announced(root: Field, own: str | None) -> str | None:
     """The file name of the probe that a merged file announces; null announces nothing."""
-    node = root["worker_probe_path"]
-    if node.value is None or node.absent:
+    field = root["worker_probe_path"]
+    if field.value is None or field.absent:
         return None
-    name = node.file_name()
+    name = field.file_name()
     if name is not None and own is not None and name != probe_name(own):
-        node.wrong(f"{show(probe_name(own))}, after the merged_output_path")
+        field.wrong(f"{show(probe_name(own))}, after the merged_output_path")
     return name
 
 
