@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from supervisor.contracts import files, fpm
+from supervisor.contracts import files, fpm, sweep
 from supervisor.contracts.checker import Checked, CheckerBroke
 from supervisor.contracts.places import Examiner, Place, existing, places
 from supervisor.contracts.walk import DEPTH_CAP, Pattern, literal_part
@@ -21,6 +21,7 @@ __all__ = ["CheckerBroke", "Examiner", "Place", "directories", "examiner", "plac
 _KINDS: Final[Mapping[str, tuple[Callable[[Sequence[Place]], Examiner], Callable[[Place], tuple[Pattern, ...]]]]] = {
     "files": (files.Files, files.patterns),
     "fpm": (fpm.Fpm, fpm.patterns),
+    "sweep": (sweep.Sweep, sweep.patterns),
 }
 """Kind of contract -> who looks, and what its files are called."""
 
