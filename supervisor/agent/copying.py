@@ -286,18 +286,22 @@ class Gatherer:
     """Copies what patterns match into one directory, each file once, and tells what came of it: `fact` gets path,
     source, size in bytes and sha256 of a copy, `trouble` a path and a sentence.
 
-    A file below `base` keeps its path from there in the target, any other its whole path.
+    The directory is `root/target`, and no link is followed below the root. A file below `base` keeps its path from
+    there in the target, any other its whole path.
     """
 
     def __init__(
         self,
+        root: str,
         target: str,
         base: str,
         limits: Limits,
         fact: Callable[[dict[str, Any]], None],
         trouble: Callable[[str, str], None],
     ) -> None:
-        self.target, self.base, self.limits = target, base, limits
+        self.root, self.base, self.limits = root, base, limits
+        self.way = [name for name in target.split("/") if name]
+        self.target = os.path.join(root, *self.way)
         self.fact, self.trouble = fact, trouble
         self.seen: set[str] = set()
         self.taken: dict[str, str] = {}
@@ -325,7 +329,7 @@ class Gatherer:
             self.trouble(match.path, f"another file was collected as {path}")
             return
         try:
-            with made(self.target, names[:-1]) as target:
+            with made(self.root, [*self.way, *names[:-1]]) as target:
                 done = copy(match.directory, match.name, target, self.limits)
         except OSError as error:
             self.trouble(match.path, str(error.strerror or error))

@@ -3,8 +3,9 @@
 The specification is one JSON object on one line of standard input:
 
     patterns  absolute patterns, see copying.py: no link is followed behind the part without wildcards
-    target    the directory that gets the copies, each below it by its whole path
-    facts     a file, to which a JSON line is appended for each thing that happens
+    root      a directory of whoever asks; below it no link is followed either
+    target    the directory below the root that gets the copies, each by its whole path
+    facts     a file below the root, to which a JSON line is appended for each thing that happens
     size      bytes: at most so many are copied
     seconds   from now: past them no further file is copied
 
@@ -22,7 +23,7 @@ import json
 import os
 import sys
 
-from supervisor.agent.copying import Gatherer, Limits, split
+from supervisor.agent.copying import Gatherer, Limits, made, opened, split
 
 TYPE_CHECKING = False  # not from typing: that import alone costs as much as all of ours
 if TYPE_CHECKING:
@@ -35,21 +36,20 @@ def fetch(spec: dict[str, Any]) -> None:
     """Do what the specification says. Raises OSError when the facts cannot be written, KeyError on a specification
     that is none."""
     limits = Limits(spec["size"], spec["seconds"])
-    os.makedirs(os.path.dirname(spec["facts"]), exist_ok=True)
-    facts = os.open(spec["facts"], APPEND, 0o644)
-    try:
+    *way, name = spec["facts"].split("/")
+    with made(spec["root"], way) as directory, opened(name, APPEND, directory, 0o644) as facts:
 
         def tell(what: dict[str, Any]) -> None:
             os.write(facts, json.dumps(what).encode() + b"\n")
 
         tell({"begin": os.getpid()})
-        gatherer = Gatherer(spec["target"], "/", limits, tell, lambda path, why: tell({"error": f"{path}: {why}"}))
+        gatherer = Gatherer(
+            spec["root"], spec["target"], "/", limits, tell, lambda path, why: tell({"error": f"{path}: {why}"})
+        )
         for pattern in spec["patterns"]:
             if not gatherer.gather(*split(pattern)):
                 tell({"error": f"nothing matches {pattern}"})
         tell({"end": os.getpid()})
-    finally:
-        os.close(facts)
 
 
 def main() -> int:

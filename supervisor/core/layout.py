@@ -106,8 +106,9 @@ class Layout:
         return {**{name: substitute(text, values) for name, text in role.env.items()}, **ours}
 
     def collected_from(self, rank: int) -> str:
-        """The directory of what was fetched from the rank's node; with `.jsonl` behind it, the file of facts."""
-        return self.at(COLLECTED, "nodes", str(rank))
+        """The directory of what was fetched from the rank's node, below the run directory; with `.jsonl` behind it, the
+        file of facts."""
+        return f"{COLLECTED}/nodes/{rank}"
 
     @property
     def node_share(self) -> int:
@@ -121,6 +122,7 @@ class Layout:
         target = self.collected_from(rank)
         return {
             "patterns": [substitute(pattern, values) for pattern in self.plan.collect.nodes],
+            "root": self.run_dir,
             "target": target,
             "facts": f"{target}.jsonl",
             "size": self.node_share,

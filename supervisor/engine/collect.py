@@ -154,7 +154,7 @@ def collect_shared(layout: Layout, promised: Several[Promised], limits: Limits, 
         copies[found["source"]] = found
         done.files.append(found)
 
-    gatherer = Gatherer(layout.at(COLLECTED), layout.run_dir, limits, fact, done.trouble)
+    gatherer = Gatherer(layout.run_dir, COLLECTED, layout.run_dir, limits, fact, done.trouble)
     if layout.plan.collect.bundle:
         gatherer.seen.add(layout.at(layout.plan.collect.bundle))
     for pattern in layout.plan.collect.paths:
@@ -228,7 +228,7 @@ async def _fetched(layout: Layout, ranks: Several[int], limit: float) -> dict[in
 def node_facts(layout: Layout, rank: int) -> NodeFacts:
     """What the rank's file of facts says; nothing when there is none. Each try begins anew; a copy that an earlier one
     made is there all the same. Raises OSError."""
-    path = f"{layout.collected_from(rank)}.jsonl"
+    path = layout.at(f"{layout.collected_from(rank)}.jsonl")
     try:
         with opened_file(path) as (descriptor, _), open(descriptor, "rb", closefd=False) as file:
             lines = file.read(FACTS_CAP).split(b"\n")[:-1]

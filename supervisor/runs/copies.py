@@ -35,7 +35,7 @@ def copy_run(run_dir: str, target: str) -> list[str]:
         os.makedirs(os.path.join(target, name), exist_ok=True)
     except OSError as error:
         return [f"{run_dir} could not be copied: {error.strerror or error}"]
-    gatherer = Gatherer(os.path.abspath(target), base, Limits(UNLIMITED, LIMIT), lambda fact: None, tell)
+    gatherer = Gatherer(os.path.abspath(target), "", base, Limits(UNLIMITED, LIMIT), lambda fact: None, tell)
     for entry in wanted:  # a file, or a directory with all that is in it
         gatherer.gather(base, [escape(name), escape(entry)])
         gatherer.gather(base, [escape(name), escape(entry), "**"], hidden=True)

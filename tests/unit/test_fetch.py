@@ -34,8 +34,8 @@ def disk(tmp_path: Path) -> Path:
 
 
 def specification(disk: Path, tmp_path: Path, **more: Any) -> dict[str, Any]:
-    target = tmp_path / "run/collected/nodes/0"
-    spec = {"patterns": [f"{disk}/*.txt"], "target": str(target), "facts": f"{target}.jsonl"}
+    target = "collected/nodes/0"
+    spec = {"patterns": [f"{disk}/*.txt"], "root": f"{tmp_path}/run", "target": target, "facts": f"{target}.jsonl"}
     return {**spec, "size": 1 << 30, "seconds": 60, **more}
 
 
@@ -99,7 +99,7 @@ def test_facts_are_written_into_a_file_of_its_own_only(
     trick(nodes / "0.jsonl")
     done = run(archive, specification(disk, tmp_path))
     assert done.returncode == 1
-    assert done.stderr.startswith(f"fetch: {nodes}/0.jsonl: ".encode())
+    assert done.stderr.startswith(b"fetch: 0.jsonl: ")
     assert sorted(path.name for path in nodes.iterdir()) == ["0.jsonl"]
 
 
