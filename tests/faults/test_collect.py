@@ -53,7 +53,9 @@ def errors(run: Run) -> list[str]:
 WHOLE = {"0/rank.txt": b"0\n", "0/last.txt": b"last\n", "1/rank.txt": b"1\n", "1/last.txt": b"last\n"}
 
 
-@pytest.mark.parametrize("end", ["success", "failure", "stop"])
+@pytest.mark.parametrize(
+    "end", ["success", *(pytest.param(end, marks=pytest.mark.slow) for end in ("failure", "stop"))]
+)
 def test_agents_fetch_from_their_nodes_however_the_run_ends(local: Local, tmp_path: Path, end: str) -> None:
     """What a rank writes while it is stopped is among it. The client's node has nothing: that is told, and changes no
     verdict."""
@@ -77,6 +79,7 @@ def test_a_required_file_that_is_not_there_denies_a_success(local: Local, tmp_pa
     assert run.receipt()["verdict"]["reason"] == "not_collected"
 
 
+@pytest.mark.slow
 def test_a_rank_without_an_agent_and_one_whose_agent_is_lost_are_fetched_from_by_steps(
     local: Local, tmp_path: Path
 ) -> None:
@@ -95,6 +98,7 @@ def test_a_rank_without_an_agent_and_one_whose_agent_is_lost_are_fetched_from_by
     assert errors(run) == [f"collect: rank 2 on 127.0.0.3: nothing matches {disk}/127.0.0.3/rank.txt"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_ran_is_not_fetched_from(local: Local, tmp_path: Path) -> None:
     """What lies on its node is not this run's."""
     old = tmp_path / "disk/127.0.0.1/old.txt"
@@ -107,6 +111,7 @@ def test_a_rank_that_never_ran_is_not_fetched_from(local: Local, tmp_path: Path)
     assert "collect: rank 0 on 127.0.0.1: not everything was fetched: it was never started" in errors(run)
 
 
+@pytest.mark.slow
 def test_what_a_rank_can_put_in_the_way_is_told_and_hinders_no_other_file(local: Local, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     (tmp_path / "secret").write_text("secret")
@@ -131,6 +136,7 @@ def test_what_a_rank_can_put_in_the_way_is_told_and_hinders_no_other_file(local:
         assert any(text.startswith(f"{where}/big.txt: 3000 bytes, but only ") for text in found)
 
 
+@pytest.mark.slow
 def test_the_archive_holds_plan_marker_logs_and_what_was_collected(local: Local, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     client = sh(f"{await_files('up', 0, 1)}; echo words; echo result >$ALLOCD_RUN_DIR/result.txt; exit 7")
@@ -182,6 +188,7 @@ def test_a_contracts_file_is_told_with_the_checksum_that_its_judge_made(local: L
 # --- again, later --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_collecting_again_replaces_copies_and_leaves_the_receipt(local: Local, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     client = sh(f"{await_files('up', 0, 1)}; mkdir -p {disk}/127.0.0.3; echo 2 >{disk}/127.0.0.3/rank.txt; echo 1 >log")
@@ -219,6 +226,7 @@ def test_collecting_again_replaces_copies_and_leaves_the_receipt(local: Local, t
     assert f"  {run.directory}/collected/nodes/0{disk}/127.0.0.1/late.txt\n" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_cannot_be_collected_again(local: Local, tmp_path: Path) -> None:
     assert local.allocctl("collect", "no-such-run").returncode == 69
     assert local.allocctl("collect", "--to").returncode == 78
