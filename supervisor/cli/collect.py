@@ -166,13 +166,13 @@ async def _way_to_nodes(state: RunState, layout: Layout) -> Fetch:
     if not layout.plan.collect.nodes and over:
         raise Unreachable("the plan names no files on nodes")
     client = SlurmClient()
-    allocation = await _allocation(client, layout)
+    allocation = await allocation_of(client, layout)
     if alive is None:
         raise StillRunning(f"{layout.run_id}: its job runs, and its engine on {opened.host} may be at work")
     return partial(fetch, layout, SrunLauncher(client, allocation))
 
 
-async def _allocation(client: SlurmClient, layout: Layout) -> Allocation:
+async def allocation_of(client: SlurmClient, layout: Layout) -> Allocation:
     """The job's allocation, if that of this very attempt still runs. Raises Unreachable."""
     from supervisor.core.allocation import Allocation, Component
     from supervisor.scheduler.parts import list_parts
