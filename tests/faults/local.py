@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -26,7 +25,8 @@ from types import TracebackType
 from typing import Any, Final
 
 from supervisor.engine.journal import read_journal
-from tests.slurm.jobs import LIMIT, UP, Event, alive, await_files, py, role, sh, toml, touch, until
+from tests.run_files import Event, RunFiles
+from tests.slurm.jobs import LIMIT, UP, alive, await_files, py, role, sh, toml, touch, until
 
 __all__ = [
     "ALLOCCTL",
@@ -63,7 +63,7 @@ Done = subprocess.CompletedProcess[str]
 
 
 @dataclass
-class Run:
+class Run(RunFiles):
     """One `allocctl run`. `base` has what it printed, `place` its run directory, as the test sees it."""
 
     base: Path
@@ -82,11 +82,6 @@ class Run:
         journals = self.place.glob("*/journal.jsonl")
         return [path.parent for path in journals if b"\n" in path.read_bytes()]
 
-    def file(self, name: str) -> str | None:
-        """The content of a file in the run directory; None when it is not there."""
-        path = self.directory / name
-        return path.read_text(errors="replace") if path.exists() else None
-
     def wait_file(self, *names: str) -> None:
         """Wait for files in the run directory."""
         until(lambda: all((self.directory / name).exists() for name in names), f"{', '.join(names)}{self}")
@@ -97,20 +92,6 @@ class Run:
         return path
 
     # the journal
-
-    def lines(self) -> list[Event]:
-        """Every complete line of the journal, events and commands, as it is now."""
-        data = (self.directory / "journal.jsonl").read_bytes()
-        return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
-
-    def events(self, name: str, **wanted: Any) -> list[Event]:
-        """The events (or commands: their names differ) of a kind whose fields are as wanted."""
-        return [
-            line
-            for line in self.lines()
-            if name in (line.get("event"), line.get("command"))
-            and all(line.get(key) == value for key, value in wanted.items())
-        ]
 
     def first(self, name: str, **wanted: Any) -> Event:
         """The first such event or command, waited for."""
@@ -133,11 +114,6 @@ class Run:
     def code(self) -> int:
         """The exit code, once it has ended."""
         return self.wait()
-
-    def receipt(self) -> Event:
-        """What the engine saw."""
-        document: Event = json.loads((self.directory / "receipt.run.json").read_text())
-        return document
 
     @property
     def stdout(self) -> str:

@@ -31,8 +31,9 @@ from typing import Any, Final, TypeVar
 
 from supervisor.engine.journal import JournalRead, read_journal
 from tests.cluster import Cluster
+from tests.run_files import Event as Event
+from tests.run_files import RunFiles
 
-Event = dict[str, Any]
 T = TypeVar("T")
 
 ALLOCCTL: Final = str(Path(sys.executable).with_name("allocctl"))
@@ -102,7 +103,7 @@ def toml(value: Any) -> str:
 
 
 @dataclass
-class Run:
+class Run(RunFiles):
     """One run of a plan: its job, and everything that it leaves. `base` is where its directory is made."""
 
     jobs: Jobs
@@ -135,11 +136,6 @@ class Run:
         """`until`, and when it is in vain, what is known of the run: where its engine is, too."""
         return until(happened, what, limit, _Where(self))
 
-    def file(self, name: str) -> str | None:
-        """The content of a file in the run directory; None when it is not there."""
-        path = self.directory / name
-        return path.read_text(errors="replace") if path.exists() else None
-
     def wait_file(self, *names: str, limit: float = LIMIT) -> None:
         """Wait for files in the run directory."""
         self.until(lambda: all((self.directory / name).exists() for name in names), ", ".join(names), limit)
@@ -151,23 +147,9 @@ class Run:
 
     # the journal
 
-    def lines(self) -> list[Event]:
-        """Every complete line of the journal, events and commands, as it is now."""
-        data = (self.directory / "journal.jsonl").read_bytes()
-        return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
-
     def journal(self) -> JournalRead:
         """The journal as the project itself reads it."""
         return read_journal(self.directory / "journal.jsonl")
-
-    def events(self, name: str, **wanted: Any) -> list[Event]:
-        """The events of a kind so far (or the commands: their names differ) whose fields are as wanted."""
-        return [
-            line
-            for line in self.lines()
-            if name in (line.get("event"), line.get("command"))
-            and all(line.get(key) == value for key, value in wanted.items())
-        ]
 
     def first(self, name: str, **wanted: Any) -> Event:
         """The first such event or command, waited for."""
@@ -195,11 +177,6 @@ class Run:
     def job_end(self, *states: str, limit: float = LIMIT) -> dict[str, str]:
         """Wait for the job to be over (or in one of `states`): its record as scontrol shows it."""
         return self.jobs.cluster.wait_state(self.jobid, states or TERMINAL, limit)
-
-    def receipt(self, name: str = "receipt.run.json") -> Event:
-        """The run's receipt, or the sealed one (`receipt.json`)."""
-        document: Event = json.loads((self.directory / name).read_text())
-        return document
 
     def outcome(self) -> str | None:
         """What the outcome file says, without its newline."""
