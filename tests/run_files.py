@@ -1,4 +1,4 @@
-"""What a run leaves in its directory, as tests of real runs read it: with Slurm (tests/slurm), without (tests/faults)."""
+"""What a run leaves in its directory, as tests of real runs read it, with Slurm (tests/slurm) or not (tests/faults)."""
 
 from __future__ import annotations
 
