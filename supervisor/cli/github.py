@@ -1,16 +1,15 @@
 """What GitHub Actions is told of runs that ended: annotations, a step summary, step outputs.
 
-A runner reads every line that a step prints. `::error title=T::MESSAGE` at a line's beginning (after blanks), and
-`##[error]MESSAGE` anywhere in a line, is a *workflow command*, on stdout and stderr alike; a line ends at CR or LF.
+An annotation is a line on stdout or stderr: `::error title=T::MESSAGE`. It is written past the quoting (`runner.py`)
+that keeps everybody else's words from being such commands.
+
 Summary and outputs are files that a step appends to: `$GITHUB_STEP_SUMMARY` (Markdown, at most 1 MiB a step, or all of
 it is dropped) and `$GITHUB_OUTPUT` (`NAME<<DELIMITER`, lines, `DELIMITER`; empty lines between are skipped). Of each
 kind a step shows ten annotations, of each message 4096 characters. (GitHub's reference "Workflow commands for GitHub
 Actions", and the sources of its runner.)
 
-So a job that is allowed to print could annotate, mask, or stop the commands of its CI. It cannot here:
+None of it can be ended early, or continued, by the words of a job:
 
-* A job's log is streamed between `stop-commands` and a token that nobody can guess (`commands_stopped`). What is
-  reported comes after that.
 * In an annotation, words are one line each (control characters are shown escaped), and `%`, CR, LF, in the title also
   `:` and `,`, are written as `%25`, `%0D`, `%0A`, `%3A`, `%2C`. A log's lines never are annotations.
 * In the summary, words are entities wherever Markdown or HTML could read them, and the tail of a log stands in a fence
@@ -25,12 +24,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from typing import Final, TextIO
 
 from supervisor.cli.ci import Document, log_tails, name_of, receipt_of, run_of, worst
 from supervisor.cli.explain import ORIGINS
 from supervisor.cli.output import sentence
+from supervisor.cli.runner import unquoted
 from supervisor.cli.status import how
 from supervisor.core.text import printable
 
@@ -60,7 +59,7 @@ def report(documents: list[Document], *, environ: Mapping[str, str], stdout: Tex
     parts: dict[str, Callable[[], None]] = {
         "outputs": lambda: _append(environ.get("GITHUB_OUTPUT"), outputs(documents)),
         "summary": lambda: _append(environ.get("GITHUB_STEP_SUMMARY"), fit(markdown(documents), SUMMARY_LIMIT)),
-        "annotations": lambda: print(*workflow_commands(documents), sep="\n", file=stdout, flush=True),
+        "annotations": lambda: print(*workflow_commands(documents), sep="\n", file=unquoted(stdout), flush=True),
     }
     trouble = []
     for what, tell in parts.items():
@@ -71,21 +70,6 @@ def report(documents: list[Document], *, environ: Mapping[str, str], stdout: Tex
         except UNREADABLE as error:
             trouble.append(f"GitHub's step {what} could not be told: this is not a receipt: {error!r}")
     return trouble
-
-
-@contextmanager
-def commands_stopped(*, environ: Mapping[str, str], stdout: TextIO) -> Iterator[None]:
-    """While this is held, nothing that is printed is a workflow command: for the words of a job. That stdout cannot be
-    written is for others to say."""
-    token = secrets.token_hex(16)
-    lines = (f"::stop-commands::{token}\n", f"\n::{token}::\n") if _in_a_step(environ) else ("", "")
-    with suppress(OSError):
-        print(lines[0], end="", file=stdout, flush=True)
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # on a line of its own, whatever the last words ended with
-            print(lines[1], end="", file=stdout, flush=True)
 
 
 def _in_a_step(environ: Mapping[str, str]) -> bool:

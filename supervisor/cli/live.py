@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from typing import Final, TextIO
 
+from supervisor.cli.runner import put
 from supervisor.core import events as ev
 from supervisor.core.state import RankState, RunState
 from supervisor.core.story import tell
@@ -96,15 +97,10 @@ class Printer:
         return text
 
     def _put(self, text: str) -> None:
-        """Past the stream's own buffer: a write that blocks for ever would hold its lock when Python ends."""
         try:
-            descriptor = self._stream.fileno()
+            put(self._stream, text.encode(self._stream.encoding or "utf-8", "backslashreplace"))
         except io.UnsupportedOperation:
             self._stream.write(text)
-            return
-        data = text.encode(self._stream.encoding, "backslashreplace")
-        while data:
-            data = data[os.write(descriptor, data) :]
 
 
 class Plain:

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Final, NoReturn
 
 from supervisor.cli.output import complain, flush_stdout, sentence
+from supervisor.cli.runner import quoting
 from supervisor.core import codes
 
 VERBS: Final[dict[str, str]] = {
@@ -36,11 +37,16 @@ VERBS: Final[dict[str, str]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb. Returns its exit code."""
     _complete_streams()
+    with quoting(os.environ):
+        return _main(list(sys.argv[1:] if argv is None else argv))
+
+
+def _main(words: list[str]) -> int:
     if not sys.platform.startswith("linux"):
         complain("Linux only: process trees are found in /proc, and steps are Slurm's")
         return codes.CONFIG
     try:
-        code = _verb(list(sys.argv[1:] if argv is None else argv))
+        code = _verb(words)
     except KeyboardInterrupt:
         code = codes.CANCELLED
     except BrokenPipeError:

@@ -7,6 +7,7 @@ import os
 import sys
 from contextlib import suppress
 
+from supervisor.cli import runner
 from supervisor.core import codes
 
 
@@ -41,11 +42,8 @@ def put_lines(run_id: str, log: str, lines: list[bytes], jobid: str | None) -> N
 
 
 def put(data: bytes) -> None:
-    """Write to stdout, past the stream's own buffer: a write that blocks for ever would hold its lock when Python ends.
-    Raises OSError."""
-    descriptor = sys.stdout.fileno()
-    while data:
-        data = data[os.write(descriptor, data) :]
+    """Write to stdout, past the stream's own buffer. Raises OSError."""
+    runner.put(sys.stdout, data)
 
 
 def flush_stdout(code: int) -> int:

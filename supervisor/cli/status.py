@@ -9,7 +9,6 @@ from typing import Any
 
 from supervisor.cli.output import refuse
 from supervisor.core import codes
-from supervisor.core.story import watched
 from supervisor.runs.registry import NoSuchRun, find_run
 from supervisor.runs.saved import Document, Unreadable, run_document
 
@@ -59,6 +58,7 @@ def _lines(document: Document, over: bool) -> list[str]:
     lines += (f"  artifact {item['contract']}: {item['state']}" for item in document["artifacts"])
     if not over:
         lines += (f"  {line}" for line in _polled(document))
+    lines += (f"  {text}" for text in document.get("strange", ()))
     failure = document["first_failure"]
     if failure and not (over and failure["text"] in document["verdict"]["summary"]):
         lines.append(f"  first failure: {failure['text']}")
@@ -67,6 +67,8 @@ def _lines(document: Document, over: bool) -> list[str]:
 
 def _polled(document: Document) -> Iterator[str]:
     """The directories whose events are not believed, those with the same reason in one line."""
+    from supervisor.core.story import watched
+
     reasons: dict[tuple[str, str], list[str]] = {}
     for watch in document.get("watches", ()):
         if watch["by"] != "events":

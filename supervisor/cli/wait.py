@@ -15,7 +15,6 @@ import asyncio
 import json
 import os
 import sys
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -133,12 +132,7 @@ def _follow(
     target: Target, options: Options, teller: StoryTeller, interrupts: Interrupts, interrupted: bool
 ) -> Sealed | None:
     """Follow to the end, or until one leaves (None). Raises OSError, Unreadable, ValueError."""
-    from supervisor.cli.github import commands_stopped
-
-    logs = _logs(target, options)
-    printing = nullcontext() if logs == "none" else commands_stopped(environ=os.environ, stdout=sys.stdout)
-    with printing:
-        return asyncio.run(_wait(target, options, logs, teller, interrupts, interrupted))
+    return asyncio.run(_wait(target, options, _logs(target, options), teller, interrupts, interrupted))
 
 
 def _logs(target: Target, options: Options) -> str:

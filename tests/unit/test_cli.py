@@ -325,7 +325,7 @@ def test_quick_verbs_import_little(ended: Callable[[str], Run]) -> None:
             "supervisor.core",
             "supervisor.runs",
         }
-        verbs = {"main", "output", "status", "explain", "receipt", "logs", "check"}
+        verbs = {"main", "output", "runner", "status", "explain", "receipt", "logs", "check"}
         read = {f"supervisor.runs.{name}" for name in ("registry", "saved", "growing")}
         below = {"supervisor.core.codes", "supervisor.core.text", *read}
         assert ours <= {f"supervisor.cli.{name}" for name in verbs} | below

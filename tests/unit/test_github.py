@@ -19,7 +19,6 @@ from supervisor.cli.github import (
     SUMMARY_LIMIT,
     WORDS,
     annotation,
-    commands_stopped,
     fence,
     fit,
     output,
@@ -474,40 +473,3 @@ def test_no_receipt_raises(step: Step, broken: Document) -> None:
 def test_nothing_to_tell_is_nothing_told(step: Step) -> None:
     assert step.told() == []
     assert step.stdout.getvalue() == ""
-
-
-# --- a job's log between stopped commands --------------------------------------------------------------------------
-
-
-def test_a_log_between_stopped_commands_commands_nothing(step: Step) -> None:
-    with commands_stopped(environ=step.environ, stdout=step.stdout):
-        step.stdout.write("::error::forged\n##[error]forged\n::stop-commands::x\n::x::\nno end of line")
-    step.told(sealed(completed(), SUCCESS))
-    assert [kind for kind, _, _ in step.commands] == ["notice"]
-
-
-def test_commands_go_on_after_an_error(step: Step) -> None:
-    with pytest.raises(KeyboardInterrupt), commands_stopped(environ=step.environ, stdout=step.stdout):
-        raise KeyboardInterrupt
-    step.told(sealed(failed(), FAILED_3))
-    assert len(step.commands) == 1
-
-
-def test_the_token_is_another_each_time(step: Step) -> None:
-    for _ in range(2):
-        with commands_stopped(environ=step.environ, stdout=step.stdout):
-            pass
-    tokens = re.findall("::stop-commands::([0-9a-f]{32})", step.stdout.getvalue())
-    assert len(set(tokens)) == 2
-
-
-def test_a_stdout_that_is_full_ends_no_log(step: Step) -> None:
-    with commands_stopped(environ=step.environ, stdout=Full()):
-        pass
-
-
-def test_elsewhere_no_command_is_stopped() -> None:
-    stdout = io.StringIO()
-    with commands_stopped(environ={}, stdout=stdout):
-        pass
-    assert stdout.getvalue() == ""

@@ -534,14 +534,15 @@ def test_a_run_without_slurm_is_followed_to_its_receipt(local: Local) -> None:
 @pytest.mark.slow
 def test_in_a_step_of_github_actions(local: Local) -> None:
     """What the job prints is no command to the runner, what we report is; a document on stdout stays one."""
-    run = local.start(client(local, "echo '::error::forged'; exit 7"))
+    run = local.start(client(local, "echo '::error::forged'; echo '##[error]forged'; exit 7"))
     assert run.wait() == 7
     outputs = local.directory / "outputs"
     env = {**local.env, "GITHUB_ACTIONS": "true", "GITHUB_OUTPUT": str(outputs)}
-    lines = local.allocctl("wait", str(run.directory), env=env).stdout.splitlines()
-    assert lines[0].startswith("::stop-commands::")
-    assert lines[1] == "rank-1.client.out: ::error::forged"
-    assert f"::{lines[0].removeprefix('::stop-commands::')}::" in lines
+    done = local.allocctl("wait", str(run.directory), env=env)
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["rank-1.client.out: ::error::forged", "rank-1.client.out: #\\u0023[error]forged"]
+    assert "    \\u003a:error::forged" in done.stderr.splitlines()
+    assert [line.split()[0] for line in lines if line.lstrip().startswith("::")] == ["::error"]
     assert lines[-1].startswith("::error ")
     assert "exit_code<<" in outputs.read_text()
     done = local.allocctl("wait", "--json", str(run.directory), env=env)
