@@ -35,6 +35,7 @@ from supervisor.core.substitution import substitute
 READY, WAIT, INVALID = 0, 10, 20
 PAUSES: Final = (1.0, 30.0)  # seconds between a 10 and the next question: at first, at most
 PATIENCE: Final = 10.0  # seconds that one look waits for the program
+SOON: Final = 0.1  # seconds to the next look while it is at work
 LINE_CAP: Final = 300  # characters of its first line
 FILES_CAP: Final = 100_000  # bytes of ALLOCD_FILES; Linux takes 128 KiB
 
@@ -81,6 +82,15 @@ class Checked:
             return finding
         name = place.instance.artifact.checker[0]
         return replace(finding, answer=case.answer or "pending", problems=(f"checker {name}: {case.words}",))
+
+    def again(self, place: Place) -> float | None:
+        """See Examiner."""
+        case = self._cases.get(place.instance.contract_id)
+        if case is not None and case.child is not None:
+            return SOON
+        if case is not None and case.answer == "pending":
+            return max(SOON, case.not_before - self._clock())
+        return self._inner.again(place)
 
     def close(self) -> None:
         """End what is still at work."""

@@ -42,6 +42,10 @@ class Files:
             return self._look(place, last=True)
         return finding
 
+    def again(self, place: Place) -> float | None:
+        """See Examiner."""
+        return self._readers[place.instance.contract_id].again()
+
     def close(self) -> None:
         """End what is still at work."""
         for reader in self._readers.values():

@@ -139,6 +139,10 @@ class Fpm:
         problems = (*walk.problems, *(problem for told in look.problems.values() for problem in told))
         return Finding(contract, look.answer(), problems, facts, tuple(look.notes))
 
+    def again(self, place: Place) -> float | None:
+        """See Examiner."""
+        return self._readers[place.instance.contract_id].again()
+
     def close(self) -> None:
         """End what is still at work."""
         for reader in self._readers.values():

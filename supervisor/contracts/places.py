@@ -30,6 +30,9 @@ class Examiner(Protocol):
         """Look once at everything that the contract names. Raises OSError, ValueError or KeyError for faults of ours
         only, and CheckerBroke, which are no answer about the artifact."""
 
+    def again(self, place: Place) -> float | None:
+        """Seconds after which another look may say something else although no directory changes; None: no such."""
+
     def close(self) -> None:
         """End what is still at work."""
 

@@ -56,6 +56,8 @@ LARGE: Final = 1 << 20
 """Bytes. A JSON file above this is judged in a process of its own: below, a parse holds the others for a few
 milliseconds; a process takes 60 to start."""
 
+SOON: Final = 0.1  # seconds to the next look at a large file that is being read
+
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _BLOCK: Final = 1 << 20  # bytes
 PATIENCE: Final = 10.0
@@ -101,12 +103,14 @@ class Reader:
         self._memories: dict[str, _Memory] = {}
         self._turn = threading.Lock()
         self._waits_until: float | None = None
+        self._busy: set[str] = set()  # paths of files that are being read, or wait for that
         self._apart = Apart()
 
     def read(self, match: Match, judge: Judge | None, lines: bool = False) -> Reading:
         """What a file holds: one document, or one a line (the summary is their number then). Without a judge it is only
         read. Raises OSError for a fault of ours."""
         with self._turn:
+            self._busy.discard(match.path)
             known = self._memories.get(match.path)
             if known is not None and known.how != (judge, lines):
                 known = None
@@ -132,10 +136,18 @@ class Reader:
 
         return self._look(match, look), bytes(found)
 
+    def again(self) -> float | None:
+        """Seconds after which reading may say something else although no directory changes; None: no such."""
+        if self._busy:
+            return SOON
+        unsettled = [memory.since for memory in self._memories.values() if not memory.settled]
+        return max(SOON, min(unsettled) + GRAIN - self._clock()) if unsettled else None
+
     def forget(self, seen: Collection[str]) -> None:
         """At the end of a look: drop what is known of files that it did not see (`seen`: the paths that it saw)."""
         self._waits_until = None
         self._apart.keep(seen)
+        self._busy.intersection_update(seen)
         self._memories = {path: memory for path, memory in self._memories.items() if path in seen}
 
     def close(self) -> None:
@@ -149,6 +161,7 @@ class Reader:
         except (Refused, Changing) as reason:
             what = str(reason)
         except Busy:
+            self._busy.add(match.path)
             what = f"found {match.status.st_size} bytes, which are still being read; expected a moment's patience"
         except OSError as error:
             if error.errno in OURS or isinstance(error, ApartError):

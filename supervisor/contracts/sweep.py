@@ -62,6 +62,10 @@ class Sweep:
         facts = (FileFact(r.path, r.size, r.sha256, problems=r.problems, mtime_ns=r.mtime_ns) for r in readings)
         return Finding(place.instance.contract_id, answer, problems, tuple(facts))
 
+    def again(self, place: Place) -> float | None:
+        """See Examiner."""
+        return self._readers[place.instance.contract_id].again()
+
     def close(self) -> None:
         """End what is still at work."""
         for reader in self._readers.values():

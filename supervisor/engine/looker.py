@@ -105,12 +105,14 @@ class _Artifact:
     looked: dict[str, float] = field(default_factory=dict)
     hung: dict[str, float] = field(default_factory=dict)  # seconds of the last pause after a place did not answer
     not_before: dict[str, float] = field(default_factory=dict)
+    again: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
 
-    def look(self, place: Place) -> Finding:
-        """In a thread: one look. Who was left alone meanwhile cleans up himself."""
+    def look(self, place: Place) -> tuple[Finding, float | None]:
+        """In a thread: one look, and in how many seconds another one may say something else although nothing changes.
+        Who was left alone meanwhile cleans up himself."""
         mine = self.examiner
         try:
-            return mine.look(place)
+            return mine.look(place), mine.again(place)
         finally:
             if self.examiner is not mine:
                 mine.close()
@@ -119,8 +121,7 @@ class _Artifact:
         """Whether a look may find something else although no directory has changed."""
         finding = self.findings.get(contract)
         unfinished = finding is None or any(fact.problems for fact in finding.files)
-        checked = bool(self.places[contract].instance.artifact.checker)
-        return unfinished or checked or now - self.looked.get(contract, 0.0) > FULL
+        return unfinished or now - self.looked.get(contract, 0.0) > FULL
 
 
 class Looker:
@@ -236,6 +237,14 @@ class Looker:
 
     # --- looks -------------------------------------------------------------------------------------------------------
 
+    def _look_again(self, artifact: _Artifact, contract: str, pause: float | None) -> None:
+        """In so many seconds, instead of what was said before."""
+        if contract in artifact.again:
+            artifact.again.pop(contract).cancel()
+        if pause is not None:
+            desk, _ = self._desks[contract]
+            artifact.again[contract] = self._loop.call_later(pause, desk.want, [contract])
+
     async def _examine(self, artifact: _Artifact, contract: str) -> None:
         now, place = self._loop.time(), artifact.places[contract]
         if now < artifact.not_before.get(contract, 0.0):
@@ -243,17 +252,18 @@ class Looker:
         artifact.looked[contract] = now
         try:
             async with self._looks:
-                finding = await in_thread(artifact.look, place, limit=LOOK_LIMIT)
+                finding, pause = await in_thread(artifact.look, place, limit=LOOK_LIMIT)
         except TimeoutError:
             text = f"artifact {contract}: {place.root} did not answer within {LOOK_LIMIT:g} s"
             self._post(ev.Noted(text))
             artifact.examiner = examiner(list(artifact.places.values()))  # the other one still waits, in that thread
-            artifact.hung[contract] = pause = 2 * artifact.hung.get(contract, LOOK_LIMIT)
-            artifact.not_before[contract] = self._loop.time() + pause
+            artifact.hung[contract] = rest = 2 * artifact.hung.get(contract, LOOK_LIMIT)
+            artifact.not_before[contract] = self._loop.time() + rest
             return
         except Exception as error:  # noqa: BLE001 - a checker that breaks is our fault, never "pending"
             self._post(ev.CheckerFault(contract, f"{type(error).__name__}: {error}"))
             return
+        self._look_again(artifact, contract, pause)
         told = artifact.findings.get(contract)
         artifact.findings[contract] = finding
         if told is None or finding.answer == "valid" or _said(told) != _said(finding):  # growth alone is no news

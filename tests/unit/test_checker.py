@@ -100,14 +100,16 @@ def test_invalid(shell: Any) -> None:
 def test_wait_is_asked_again_with_pauses_that_grow(shell: Any) -> None:
     case = shell("echo r2.json is missing >&2; exit 10")
     case.put()
-    asked_at = []
+    asked_at, pauses = [], []
     for case.clock.now in range(100):
         before = case.asked
         finding = case.look()
         assert (finding.answer, finding.problems) == ("pending", ("checker sh: r2.json is missing",))
         if case.asked > before:
             asked_at.append(case.clock.now)
+            pauses.append(case.checked.again(case.place))
     assert asked_at == [0, 1, 3, 7, 15, 31, 61, 91]
+    assert pauses == [1, 2, 4, 8, 16, 30, 30, 30]
 
 
 def test_a_change_is_asked_about_at_once(shell: Any) -> None:
@@ -160,8 +162,10 @@ def test_a_look_does_not_wait_for_its_answer(shell: Any, monkeypatch: pytest.Mon
         patch.setattr(checker, "PATIENCE", 0.0)
         for _ in range(2):
             assert case.look().problems == ("checker sh: found it still at work; expected its answer",)
+            assert case.checked.again(case.place) == checker.SOON
     (case.root / "go").write_text("on\n")
     assert case.look().answer == "valid"
+    assert case.checked.again(case.place) is None
     assert case.asked == 1
 
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ import pytest
 
 from supervisor.contracts import Place
 from supervisor.core import events as ev
-from supervisor.core.artifacts import Finding
+from supervisor.core.artifacts import Answer, Finding
 from supervisor.core.layout import Layout
 from supervisor.core.marker import Foreign, Garbage, Marker, NotYet, render
 from supervisor.core.plan import parse_plan
@@ -260,6 +260,9 @@ class One:
             assert self._all.let_go.wait(LIMIT)
         return Finding(contract, "pending", (f"look {next(self._all.numbers)}",))
 
+    def again(self, place: Place) -> None:
+        return None
+
     def close(self) -> None:
         self._all.closed.release()
 
@@ -342,3 +345,16 @@ async def test_a_file_that_grows_in_place_is_found_where_no_events_come(
         with path.open("a") as file:
             file.write("true}")
         await look.until(ev.ArtifactSeen, answer="valid")
+
+
+async def test_a_contract_is_looked_at_again_when_its_examiner_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing changes in any directory: half a file is read once more a while later, and one look replaces another."""
+    pauses = iter([0.001, 0.001, None])
+    monkeypatch.setattr("supervisor.contracts.files.Files.again", lambda *_: next(pauses))
+    answers: Iterator[Answer] = iter(["pending", "invalid", "valid"])
+    monkeypatch.setattr("supervisor.contracts.files.Files.look", lambda *_: Finding("result", next(answers)))
+    async with looking(layout(tmp_path, artifacts=[RESULT])) as look:
+        await look.until(ev.ArtifactSeen, answer="valid")
+        assert [event.answer for event in look.events(ev.ArtifactSeen)] == ["pending", "invalid", "valid"]

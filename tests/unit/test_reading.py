@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from supervisor.contracts import content, reading
 from supervisor.contracts.content import Changing, Judge, Judging, NotWhole, looks_cut
 from supervisor.contracts.reader import Apart, ApartError, Task
-from supervisor.contracts.reading import GRAIN, Reader, Reading
+from supervisor.contracts.reading import GRAIN, SOON, Reader, Reading
 from supervisor.contracts.rules import judge_of
 from supervisor.contracts.walk import Walk
 from supervisor.core.artifact_table import FieldRule
@@ -111,13 +111,16 @@ def test_half_a_file_is_read_again_when_it_changes(tmp_path: Path, looks: list[i
     path, clock = tmp_path / "r.json", Clock()
     one = Reader(clock)
     path.write_text('{"n": ')
+    assert one.again() is None
     assert read(tmp_path, one).answer == "pending"
+    assert one.again() == GRAIN
     clock.now = GRAIN
     assert read(tmp_path, one).answer == "pending"
     for _ in range(3):
         clock.now += 1
         assert read(tmp_path, one).answer == "pending"
     assert looks == [6, 6]
+    assert one.again() is None
     with path.open("a") as file:
         file.write("1}")
     assert read(tmp_path, one).answer == "valid"
@@ -343,11 +346,13 @@ def test_a_look_does_not_wait_for_the_end(
         with open(tmp_path / "begun") as file:
             pid = int(file.read())
         one.forget({"r.json"})
+        assert one.again() == SOON
         assert read(tmp_path, one, hanging) == busy
         assert os.path.exists(f"/proc/{pid}")
     path.write_text('{"n": 1}')
     one.forget({"r.json"})
     assert read(tmp_path, one).answer == "valid"
+    assert one.again() is None
     assert not os.path.exists(f"/proc/{pid}")
     one.close()
     other.close()
