@@ -27,6 +27,7 @@ VERBS: Final[dict[str, str]] = {
     "verify": "say how a job really ended, by Slurm's records, and seal its receipt",
     "status": "what a run is doing, or how it ended",
     "explain": "how a run's verdict came about, in sentences",
+    "artifacts": "judge a directory's artifacts, or tell what a run's have come to",
     "collect": "collect a run's files once more",
     "logs": "print or follow a run's logs",
     "receipt": "print a run's receipt",

@@ -43,7 +43,7 @@ def benchmark(jobs: Jobs, *options: str, other: list[str] | None = None, **table
 def runs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
     """The runs by name; all have ended."""
     jobs = Jobs(cluster, tmp_path_factory.mktemp("fpm"))
-    closing = {"deadlines": {"finalization": WINDOW}}
+    closing: dict[str, Any] = {"deadlines": {"finalization": WINDOW}}
     coordinated = jobs.plan(
         {"engine": role("0-1", engine("--delay", "0.3")), "client": role(2, sh("exit 0"))},
         coordinator=2,
