@@ -1,8 +1,9 @@
-"""The archive of a run: a tar.gz of its plan, its marker, its logs and what was collected.
+"""The archive of a run: a tar.gz of its marker, its logs and what was collected.
 
-What is still written when it is made, or judges the run (journal and receipts), is not in it. Members are named
-RUNID/PATH, so that archives of several runs can be unpacked in one place. Files are found and opened as everywhere, see
-`agent/copying.py`; one that cannot be had is left out, and said.
+What is still written when it is made, or judges the run (journal and receipts), is not in it; nor is the plan, the
+values of whose `env` may be secrets. Members are named RUNID/PATH, so that archives of several runs can be unpacked in
+one place. Files are found and opened as everywhere, see `agent/copying.py`; one that cannot be had is left out,
+and said.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from contextlib import ExitStack
 from typing import IO, Any, Final, cast
 
 from supervisor.agent.copying import BLOCK, NEW, Limits, Match, made, opened, opened_file, search
-from supervisor.core.layout import COLLECTED, PLAN_COPY
+from supervisor.core.layout import COLLECTED
 
 MEMBERS: Final[tuple[tuple[str, ...], ...]] = (
-    (PLAN_COPY,),
     (".bench_done.*",),
     ("logs", "**"),
     (COLLECTED, "**"),

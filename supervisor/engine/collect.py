@@ -26,7 +26,7 @@ from supervisor.agent.copying import Gatherer, Limits, checksum, escape, opened_
 from supervisor.contracts import places
 from supervisor.core import events as ev
 from supervisor.core.artifacts import instances
-from supervisor.core.layout import COLLECTED, Layout
+from supervisor.core.layout import COLLECTED, PLAN_COPY, Layout
 from supervisor.core.state import RunState
 from supervisor.core.substitution import substitute
 from supervisor.engine.threads import in_thread
@@ -155,6 +155,7 @@ def collect_shared(layout: Layout, promised: Several[Promised], limits: Limits, 
         done.files.append(found)
 
     gatherer = Gatherer(layout.run_dir, COLLECTED, layout.run_dir, limits, fact, done.trouble)
+    gatherer.seen.add(layout.at(PLAN_COPY))  # its env may hold what is nobody else's business
     if layout.plan.collect.bundle:
         gatherer.seen.add(layout.at(layout.plan.collect.bundle))
     for pattern in layout.plan.collect.paths:

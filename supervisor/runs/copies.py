@@ -1,4 +1,6 @@
-"""Copies of what a run left, for whoever keeps results elsewhere: receipts, journal, plan, outcome, logs, collected.
+"""Copies of what a run left, for whoever keeps results elsewhere: receipts, journal, outcome, logs, collected.
+
+Not the plan: the values of its `env` may be secrets, and copies are uploaded. The journal begins with it, without them.
 
 What lies in a run directory may have been put there by a job: see `agent/copying.py`, by which everything here is
 copied. An older copy of the same name is replaced. Trouble with one file is a sentence and hinders no other.
@@ -13,7 +15,7 @@ from typing import Final
 from supervisor.agent.copying import DIRECTORY, ROOT, Gatherer, Limits, copy, escape, made, opened
 
 WANTED: Final = re.compile(
-    r"receipt(\.run)?\.json|journal\.jsonl|plan\.toml|slurm_job_[\w+]+_outcome\.txt|logs|collected|\.bench_done\.[\w.+]+"
+    r"receipt(\.run)?\.json|journal\.jsonl|slurm_job_[\w+]+_outcome\.txt|logs|collected|\.bench_done\.[\w.+]+"
 )
 """Entries of a run directory that are copied."""
 

@@ -137,7 +137,7 @@ def test_what_a_rank_can_put_in_the_way_is_told_and_hinders_no_other_file(local:
 
 
 @pytest.mark.slow
-def test_the_archive_holds_plan_marker_logs_and_what_was_collected(local: Local, tmp_path: Path) -> None:
+def test_the_archive_holds_marker_logs_and_what_was_collected(local: Local, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     client = sh(f"{await_files('up', 0, 1)}; echo words; echo result >$ALLOCD_RUN_DIR/result.txt; exit 7")
     run = local.run(plan(local, disk, client, paths=["result.txt"], bundle="evidence.tar.gz"))
@@ -148,11 +148,31 @@ def test_the_archive_holds_plan_marker_logs_and_what_was_collected(local: Local,
     with tarfile.open(path) as archive:
         names = {name.removeprefix(f"{run.directory.name}/") for name in archive.getnames()}
         archive.extractall(tmp_path / "unpacked", filter="data")
-    assert {"plan.toml", "logs/rank-2.client.out", "collected/result.txt", "collected/nodes/0.jsonl"} <= names
+    assert {"logs/rank-2.client.out", "collected/result.txt", "collected/nodes/0.jsonl"} <= names
     assert f"collected/nodes/1{disk}/127.0.0.2/last.txt" in names
-    assert not names & {"journal.jsonl", "receipt.run.json"}
+    assert not names & {"plan.toml", "journal.jsonl", "receipt.run.json"}
     unpacked = tmp_path / "unpacked" / run.directory.name
     assert (unpacked / "logs/rank-2.client.out").read_text() == "words\n"
+
+
+@pytest.mark.slow
+def test_no_secret_leaves_the_plan(local: Local, tmp_path: Path) -> None:
+    """The values of env are in no file of the run but the plan's copy, which is its owner's alone, and in no copy."""
+    secret = "s3cr3t-of-the-plan"
+    roles = {
+        name: {**role(rank, sh('[ -n "$TOKEN" ]')), "env": {"TOKEN": secret}, "agent": agent, "may_finish": True}
+        for rank, (name, agent) in enumerate({"a": "on", "b": "off"}.items())
+    }
+    run = local.run(local.plan(roles, coordinator=0, nodes=2, collect={"paths": ["**"], "bundle": "evidence.tar.gz"}))
+    assert run.code == 0, run
+    done = local.allocctl("wait", "-q", "--collect", str(tmp_path / "there"), str(run.directory))
+    assert done.returncode == 0
+    with tarfile.open(run.directory / "evidence.tar.gz") as archive:
+        archive.extractall(tmp_path / "there" / "unpacked", filter="data")
+    copies = [path for place in (run.directory, tmp_path / "there") for path in place.rglob("*") if path.is_file()]
+    assert {"journal.jsonl", "receipt.run.json", "rank-1.b.out"} <= {path.name for path in copies}
+    assert [path for path in copies if secret.encode() in path.read_bytes()] == [run.directory / "plan.toml"]
+    assert (run.directory / "plan.toml").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ def run(tmp_path: Path) -> Path:
         "journal.jsonl",
         "logs/rank-0.a.out",
         "collected/a/b/result.json",
+        "plan.toml",
         "agent.pyz",
         "up.0",
     ):
