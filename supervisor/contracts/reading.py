@@ -8,6 +8,7 @@
   times). What was not whole is opened at each look (network file systems ask the server then, and seldom before) and
   read when it has changed. Times have a grain: two writes within a tick of the file system's clock look like one. So a
   file that is not whole is believed to be unchanged only when it was read once more a while after it first looked so.
+* A look has an end: what takes longer to read is read on in the next one.
 * What is large is read and judged in a process of its own (see reader), for a parse holds all of this one; and not at
   all while its end shows that it is not whole.
 
@@ -61,7 +62,7 @@ SOON: Final = 0.1  # seconds to the next look at a large file that is being read
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _BLOCK: Final = 1 << 20  # bytes
 PATIENCE: Final = 10.0
-"""Seconds that one look waits for large files; they are read on, and the next look waits again."""
+"""Seconds that one look reads, or waits for large files; the next one goes on."""
 _ENDS: Final = 4096  # bytes at either end of a large file that are looked at first
 
 Signature = tuple[int, int, int, int, int]
@@ -104,6 +105,7 @@ class Reader:
         self._turn = threading.Lock()
         self._waits_until: float | None = None
         self._busy: set[str] = set()  # paths of files that are being read, or wait for that
+        self._begun: dict[str, tuple[Signature | None, Any, int]] = {}  # checksums of the first so many bytes
         self._apart = Apart()
 
     def read(self, match: Match, judge: Judge | None, lines: bool = False) -> Reading:
@@ -148,6 +150,7 @@ class Reader:
         self._waits_until = None
         self._apart.keep(seen)
         self._busy.intersection_update(seen)
+        self._begun = {path: begun for path, begun in self._begun.items() if path in seen}
         self._memories = {path: memory for path, memory in self._memories.items() if path in seen}
 
     def close(self) -> None:
@@ -183,6 +186,10 @@ class Reader:
         if same is not None and same.settled:
             return same.reading
         now = self._clock()
+        if self._waits_until is None:
+            self._waits_until = now + PATIENCE
+        elif now >= self._waits_until:
+            raise Busy
         reading = replace(self._judge(file, status, path, *how), mtime_ns=status.st_mtime_ns)
         if signature(os.fstat(file.fileno())) != signature(status):
             raise Changing(CHANGING)
@@ -194,7 +201,7 @@ class Reader:
     def _judge(self, file: io.FileIO, status: os.stat_result, path: str, judge: Judge | None, lines: bool) -> Reading:
         size = status.st_size
         if judge is None:
-            return Reading(path, "valid", (), size, _sha256(file, size) if size <= SIZE_CAP else None, {})
+            return Reading(path, "valid", (), size, self._sha256(file, status, path) if size <= SIZE_CAP else None, {})
         if size == 0 and not lines:
             return Reading(path, "pending", (f"{path}: found an empty file; expected content",), size)
         if size > SIZE_CAP:
@@ -214,11 +221,29 @@ class Reader:
         ends = (os.pread(descriptor, _ENDS, at) for at in (0, max(0, size - _ENDS)))
         if not lines and looks_cut(*ends):
             raise NotWhole(NOT_WHOLE)
-        now = self._clock()
-        if self._waits_until is None:
-            self._waits_until = now + PATIENCE
         task = Task(path, signature(status), size, judge, lines)
-        return self._apart.examine(task, descriptor, max(0.0, self._waits_until - now))
+        return self._apart.examine(task, descriptor, self._left())
+
+    def _sha256(self, file: io.FileIO, status: os.stat_result, path: str) -> str:
+        """The checksum of a whole file, begun in this look or an earlier one. Raises Changing, Busy."""
+        begun, digest, read = self._begun.pop(path, (None, hashlib.sha256(), 0))
+        if begun != signature(status):
+            digest, read = hashlib.sha256(), 0
+        file.seek(read)
+        while read <= status.st_size and (block := file.read(_BLOCK)):
+            digest.update(block)
+            read += len(block)
+            if read < status.st_size and self._left() <= 0:
+                self._begun[path] = signature(status), digest, read
+                raise Busy
+        if read != status.st_size:
+            raise Changing(CHANGING)
+        found: str = digest.hexdigest()
+        return found
+
+    def _left(self) -> float:
+        """Seconds that this look may still wait."""
+        return PATIENCE if self._waits_until is None else max(0.0, self._waits_until - self._clock())
 
 
 def signature(status: os.stat_result) -> Signature:
@@ -245,14 +270,3 @@ def _refuse(status: os.stat_result) -> None:
         raise Refused(f"found a file with {status.st_nlink} names (hard links); expected one")
     if status.st_uid not in (0, os.geteuid()):
         raise Refused(f"found a file of user {status.st_uid}; expected one of user {os.geteuid()} or root")
-
-
-def _sha256(file: io.FileIO, size: int) -> str:
-    """The checksum of a whole file of `size` bytes. Raises Changing."""
-    digest, read = hashlib.sha256(), 0
-    while read <= size and (block := file.read(_BLOCK)):
-        digest.update(block)
-        read += len(block)
-    if read != size:
-        raise Changing(CHANGING)
-    return digest.hexdigest()

@@ -153,7 +153,7 @@ def test_a_file_that_was_read_cut_short_is_not_remembered(
 
     with monkeypatch.context() as patch:
         patch.setattr(reading, "examine", short)
-        for clock.now in (0.0, 5.0, 10.0):
+        for clock.now in (0.0, 3.0, 6.0):
             assert read(tmp_path, one).problems == ("r.json: found less",)
     assert read(tmp_path, one).answer == "valid"
 
@@ -176,6 +176,51 @@ def test_the_problems_of_one_file_are_bounded(tmp_path: Path) -> None:
     found = read(tmp_path, Reader(), judge_of(rules))
     assert len(found.problems) == content.PROBLEMS_CAP + 1
     assert found.problems[-1] == "r.json: found more problems; only the first are told"
+
+
+def test_a_look_has_an_end_and_the_next_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block takes a second: a look does ten. Nothing is read twice."""
+    content = os.urandom(25)
+    (tmp_path / "r.json").write_bytes(content)
+    clock, blocks = Clock(), list[int]()
+    one = Reader(clock)
+    monkeypatch.setattr(reading, "_BLOCK", 1)
+    original = hashlib.sha256
+
+    class Slow:
+        def __init__(self) -> None:
+            self.digest = original()
+
+        def update(self, block: bytes) -> None:
+            clock.now += 1
+            blocks.append(len(block))
+            self.digest.update(block)
+
+        def hexdigest(self) -> str:
+            return self.digest.hexdigest()
+
+    monkeypatch.setattr(hashlib, "sha256", Slow)
+    for count in (10, 20):
+        assert "still being read" in read(tmp_path, one, None).problems[0]
+        assert (len(blocks), one.again()) == (count, SOON)
+        assert "still being read" in read(tmp_path, one, None).problems[0], "the same look"
+        one.forget({"r.json"})
+    assert read(tmp_path, one, None).sha256 == original(content).hexdigest()
+    assert (len(blocks), one.again()) == (25, None)
+
+
+def test_a_file_that_changed_between_two_looks_is_read_from_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_BLOCK", 1)
+    path, one = tmp_path / "r.json", Reader()
+    path.write_bytes(b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "PATIENCE", 0.0)
+        assert read(tmp_path, one, None).answer == "pending"
+    one.forget({"r.json"})
+    path.write_bytes(b"newer")
+    assert read(tmp_path, one, None).sha256 == hashlib.sha256(b"newer").hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------------ JSON lines
