@@ -61,9 +61,9 @@ def idle(stage: Stage) -> list[Row]:
             pids[_BARE].append(scene.start([sys.executable, "-I", "-S", "-c", "import signal; signal.pause()"]).pid)
         everyone = [pid for some in pids.values() for pid in some]
         time.sleep(_SETTLE)
-        before = [_usage(pid) for pid in everyone]
+        before = [usage(pid) for pid in everyone]
         time.sleep(IDLE)
-        used = {pid: _usage(pid).since(early) for pid, early in zip(everyone, before, strict=True)}
+        used = {pid: usage(pid).since(early) for pid, early in zip(everyone, before, strict=True)}
     return [
         Row(
             f"{who}, idle: {what}",
@@ -91,7 +91,7 @@ class Usage:
         return Usage(self.memory, self.processor - early.processor, self.wakeups - early.wakeups)
 
 
-def _usage(pid: int) -> Usage:
+def usage(pid: int) -> Usage:
     threads = [_status(path) for path in Path(f"/proc/{pid}/task").iterdir()]
     memory = int(threads[0]["VmRSS"].split()[0]) * 1024
     # The clock of another process's time: MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED) of the kernel, exact where ticks
