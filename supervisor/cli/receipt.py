@@ -9,8 +9,9 @@ import os
 import sys
 from pathlib import Path
 
-from supervisor.cli.output import refuse
+from supervisor.cli.output import complain, refuse
 from supervisor.core import codes
+from supervisor.runs.papers import RECEIPT, RUN_RECEIPT, Unreadable, papers_of
 from supervisor.runs.registry import NoSuchRun, find_run
 
 
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         receipts = [_receipt(find_run(name)) for name in args.run or [None]]
     except NoReceipt as error:
         return refuse(args, error, codes.UNVERIFIABLE)
-    except NoSuchRun as error:
+    except (NoSuchRun, Unreadable) as error:
         return refuse(args, error, codes.UNREACHABLE)
     except OSError as error:
         return refuse(args, f"{error.filename}: {error.strerror}", codes.UNREACHABLE)
@@ -48,14 +49,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _receipt(run_dir: str) -> tuple[str, bytes]:
-    """The path and the content of a run's receipt. Raises NoReceipt, OSError."""
-    for name in ("receipt.json", "receipt.run.json"):
-        path = os.path.join(run_dir, name)
-        try:
+    """The path and the content of a run's receipt; one that is another run's is no receipt. Raises NoReceipt, OSError,
+    Unreadable."""
+    papers = papers_of(run_dir)
+    for text in papers.strange:
+        complain(text)
+    for name, document in ((RECEIPT, papers.sealed), (RUN_RECEIPT, papers.run)):
+        if document is not None:
+            path = os.path.join(run_dir, name)
             with open(path, "rb") as file:
                 return path, file.read()
-        except FileNotFoundError:
-            continue
     raise NoReceipt(f"{run_dir} has no receipt: the run is not over, or its engine was lost (see `allocctl verify`)")
 
 

@@ -21,7 +21,7 @@ from supervisor.cli.arguments import PATIENCE, seconds
 from supervisor.cli.output import complain, refuse, sentence, tell
 from supervisor.core import codes
 from supervisor.runs.registry import NoSuchRun, find_run, submission_of
-from supervisor.runs.saved import Document, Unreadable, fold_document, read_receipt
+from supervisor.runs.saved import Document, Unreadable, run_document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,7 +106,7 @@ def _sealed(args: argparse.Namespace) -> Sealed:
 
     target, asked_for = _target(args)
     if not target.jobid[0].isdecimal():
-        return Sealed([read_receipt(path, "receipt.run.json") or fold_document(path) for path in asked_for])
+        return Sealed([run_document(path)[0] for path in asked_for])
     named = args.cluster or target.cluster
 
     def runs_of(jobid: str) -> list[str]:
@@ -115,7 +115,7 @@ def _sealed(args: argparse.Namespace) -> Sealed:
     if target.tasks is None:
         run_dirs = runs_of(target.jobid)
         before = sealed_already(target.jobid, run_dirs)
-        if before and (asked_for or not _came_again(args, target, run_dirs)):
+        if before and _stands(args, target, run_dirs, bool(asked_for)):
             return before
     parts, truths = _ask(args, target)
     if parts.kind == "array":
@@ -143,11 +143,13 @@ def _target(args: argparse.Namespace) -> tuple[Target, list[str]]:
     return Target(job_of(run_dir)), [run_dir]
 
 
-def _came_again(args: argparse.Namespace, target: Target, run_dirs: list[str]) -> bool:
-    """See `came_again`: Slurm is asked once."""
-    from supervisor.runs.sealing import came_again
+def _stands(args: argparse.Namespace, target: Target, run_dirs: list[str], asked_for: bool) -> bool:
+    """Whether what is sealed answers, also when Slurm is asked once more: it may deny it, or (unless these very runs
+    were asked for) have given the id to another job."""
+    from supervisor.runs.sealing import came_again, is_denied
 
-    return came_again(run_dirs, asyncio.run(_Asking(args, target, quiet=True).one(target.jobid, False, 0.0)))
+    truth = asyncio.run(_Asking(args, target, quiet=True).one(target.jobid, False, 0.0))
+    return not is_denied(run_dirs, truth) and (asked_for or not came_again(run_dirs, truth))
 
 
 # --- Slurm ---------------------------------------------------------------------------------------------------------

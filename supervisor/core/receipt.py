@@ -22,6 +22,7 @@ from supervisor.core import events as ev
 from supervisor.core.answers import Answer
 from supervisor.core.identity import NOTHING, Known, Stranger, not_of_this_job, renamed
 from supervisor.core.layout import Layout
+from supervisor.core.slurm import FOLD, ExitCode, parse_exit_code, parse_state
 from supervisor.core.state import End, Failure, RankState, RunState
 from supervisor.core.steps import StepComparison, compare_steps
 from supervisor.core.story import timeline
@@ -200,6 +201,30 @@ def stranger_of(truth: Truth, known: Known) -> Stranger | None:
     if truth.record is None:
         return None
     return not_of_this_job(truth.record, known, requeued=bool(restarts_of(truth)))
+
+
+def contradicted(sealed: Document, truth: Truth) -> str | None:
+    """Why a sealed receipt cannot be of the job that Slurm's answers tell of: it ended otherwise than was sealed, or
+    the controller says that it is not over. None: nothing denies it; an accounting that is late or stale does not."""
+    record, said = truth.record, sealed.get("slurm")
+    if record is None or truth.standing == "several" or not isinstance(said, dict):
+        return None
+    told = f"it was sealed with {said.get('state')} {said.get('exit_code') or ''}".rstrip()
+    denied = f"{told}, and Slurm's record says {record.state_text} {record.exit} ({record.source})"
+    if not record.terminal:
+        return denied if record.source == "scontrol" and record.state.phase != "unknown" else None
+    if record.state.word != parse_state(str(said.get("state"))).word:
+        return denied
+    try:
+        code = parse_exit_code(str(said["exit_code"])) if said.get("exit_code") else None
+    except ValueError:
+        return f"{told}, which is no exit code"
+    return None if code is None or _same_code(code, truth.native or record.exit) else denied
+
+
+def _same_code(one: ExitCode, other: ExitCode) -> bool:
+    """Whether two records of a code can mean the same: accounting folds codes of 128 and more."""
+    return one == other or one.shell % FOLD == other.shell % FOLD
 
 
 def _renamings(truths: Sequence[Truth], known: Known) -> list[str]:

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from supervisor.core import events as ev
-from supervisor.core.layout import JOURNAL, RUN_RECEIPT
 from supervisor.core.run import IllegalEvent, step
 from supervisor.core.state import RunState
 from supervisor.engine.journal import read_journal
 from supervisor.runs.growing import Logs
-from supervisor.runs.registry import attempt_of
+from supervisor.runs.papers import RUN_RECEIPT, Unreadable, papers_of
+from supervisor.runs.registry import JOURNAL, attempt_of
 from supervisor.runs.saved import engine_lives
 
 CLOCKS: Final = 300.0
@@ -108,6 +108,7 @@ class RunFollower:
         self._end = self._seq = 0
         self._damage: str | None = None
         self._folds = True
+        self._strange: tuple[int, int] | None = None  # the receipt that is another run's: its inode and time
 
     @property
     def more(self) -> bool:
@@ -116,7 +117,10 @@ class RunFollower:
 
     def look(self, last: bool = False) -> Iterator[News]:
         """What is new. With `last`, nobody writes any more. Raises OSError."""
+        strange = self._strange
         over, lost = self._ended()
+        if self._strange != strange:
+            yield Trouble(f"{self.run_id}: the {RUN_RECEIPT} there is another run's, and does not count")
         last = last or over
         yield from self._journal()
         if self._wanted is not no_logs:
@@ -133,11 +137,25 @@ class RunFollower:
     def _ended(self) -> tuple[bool, bool]:
         """Whether the run has ended, and whether without a receipt. Asked before anything is read."""
         opened = self.state.opened
-        if RUN_RECEIPT in os.listdir(self.directory):
+        if self._has_receipt():
             return True, False
         if not self._engine or opened is None or engine_lives(self.directory, opened.host, opened.pid) is not False:
             return False, False
-        return True, RUN_RECEIPT not in os.listdir(self.directory)  # it may have just ended, and not without a word
+        return True, not self._has_receipt()  # it may have just ended, and not without a word
+
+    def _has_receipt(self) -> bool:
+        """Whether the run's own receipt is there. A damaged one is somebody's last word as well."""
+        if RUN_RECEIPT not in os.listdir(self.directory):
+            return False
+        found = os.stat(os.path.join(self.directory, RUN_RECEIPT))
+        signature = (found.st_ino, found.st_mtime_ns)
+        if signature == self._strange:
+            return False
+        with suppress(Unreadable):
+            if RUN_RECEIPT in papers_of(self.directory).not_ours:
+                self._strange = signature
+                return False
+        return True
 
     def _journal(self) -> Iterator[News]:
         read = read_journal(os.path.join(self.directory, JOURNAL), self._end, self._seq)

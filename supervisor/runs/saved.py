@@ -6,42 +6,13 @@ when it must be: for a run that lives, or one whose engine left no receipt.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-from typing import Any
 
+from supervisor.runs.papers import Document, Unreadable, papers_of
 from supervisor.runs.registry import JOURNAL
 
-Document = dict[str, Any]
-
-
-class Unreadable(Exception):
-    """The run's directory does not tell what was asked for."""
-
-
-def read_receipt(run_dir: str, name: str) -> Document | None:
-    """`receipt.json` or `receipt.run.json` of a run; None when it is not there. Raises Unreadable."""
-    found = read_with_digest(run_dir, name)
-    return found[0] if found else None
-
-
-def read_with_digest(run_dir: str, name: str) -> tuple[Document, str] | None:
-    """The same with the sha256 of its bytes."""
-    from hashlib import sha256
-
-    path = os.path.join(run_dir, name)
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-        document = json.loads(data)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise Unreadable(f"{path}: {error}") from error
-    if not isinstance(document, dict):
-        raise Unreadable(f"{path}: not a JSON object")
-    return document, sha256(data).hexdigest()
+__all__ = ["Document", "Unreadable", "engine_lives", "fold_document", "run_document"]
 
 
 def run_document(run_dir: str) -> tuple[Document, bool]:
@@ -55,14 +26,20 @@ def run_document(run_dir: str) -> tuple[Document, bool]:
     folded = fold_document(run_dir)
     if folded["alive"] is False and (document := _written(run_dir)):  # it has just ended, and not without a word
         return document, True
-    return folded, False
+    return _with_notes(folded, papers_of(run_dir).strange), False
 
 
 def _written(run_dir: str) -> Document | None:
-    sealed = read_receipt(run_dir, "receipt.json")
-    if sealed is not None and sealed.get("run"):
-        return {**sealed["run"], "verdict": sealed["verdict"], "sealed": True, "slurm": sealed.get("slurm")}
-    return read_receipt(run_dir, "receipt.run.json")
+    papers = papers_of(run_dir)
+    document = papers.run
+    if (sealed := papers.sealed) is not None:
+        document = {**sealed["run"], "verdict": sealed["verdict"], "sealed": True, "slurm": sealed.get("slurm")}
+    return None if document is None else _with_notes(document, papers.strange)
+
+
+def _with_notes(document: Document, strange: list[str]) -> Document:
+    """The document, with what lies in the run's directory and is another run's."""
+    return {**document, "strange": strange, "notes": [*document["notes"], *strange]} if strange else document
 
 
 def fold_document(run_dir: str) -> Document:
@@ -73,6 +50,8 @@ def fold_document(run_dir: str) -> Document:
     from supervisor.engine.journal import read_journal
 
     path = os.path.join(run_dir, JOURNAL)
+    if JOURNAL in (strange := papers_of(run_dir).not_ours):
+        raise Unreadable(strange[JOURNAL])
     try:
         journal = read_journal(path)
         state = fold(journal.records)

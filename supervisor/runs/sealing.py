@@ -3,7 +3,9 @@
 Nothing is sealed while something may still change it: while Slurm's records do not decide, while the run's engine lives
 (a batch script that did not exec its engine can end before it), or when the run is of an earlier attempt than the
 record (a requeued job keeps its id, and can end before its engine starts again). A receipt that is sealed already is
-not sealed again: terminal evidence is immutable.
+not sealed again: terminal evidence is immutable. But it counts only where it is this run's (`papers.py`) and Slurm's
+record, where it was just read, does not say otherwise; else it is told, set aside under another name, and the real one
+is made.
 
 With each sealing goes the outcome file, `slurm_job_<id>_outcome.txt`: the raw record that decided, or
 `<id>|UNVERIFIABLE|`, beside each run and where a CI job looks for it. A whole array has one such line for each task.
@@ -11,7 +13,6 @@ With each sealing goes the outcome file, `slurm_job_<id>_outcome.txt`: the raw r
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -22,14 +23,23 @@ from typing import Final
 from supervisor import versions
 from supervisor.core import codes
 from supervisor.core.identity import Known
-from supervisor.core.layout import JOURNAL, RECEIPT, RUN_RECEIPT
-from supervisor.core.receipt import sealed_receipt, stranger_of
+from supervisor.core.receipt import contradicted, sealed_receipt, stranger_of
 from supervisor.core.submission import Submission
 from supervisor.core.truth import Truth, deciding, restarts_of
 from supervisor.core.verdict import count_outcomes, judge_parts
 from supervisor.engine import receipts
-from supervisor.runs.registry import attempt_of, runs_of_job, submission_of
-from supervisor.runs.saved import Document, Unreadable, fold_document, read_receipt, read_with_digest
+from supervisor.runs.papers import (
+    RECEIPT,
+    RUN_RECEIPT,
+    Document,
+    Papers,
+    Unreadable,
+    papers_of,
+    read_receipt,
+    set_aside,
+)
+from supervisor.runs.registry import JOURNAL, attempt_of, runs_of_job, submission_of
+from supervisor.runs.saved import fold_document
 
 RECEIPT_POLL: Final = 0.2  # seconds
 
@@ -83,7 +93,9 @@ def seal_job(
     if run_dirs is None:
         run_dirs = find_runs(jobid, truth)
     restarts = restarts_of(truths[0]) or 0
-    strangers = {run_dir: why for run_dir in run_dirs if (why := stranger(run_dir, truth))}
+    gone = [run_dir for run_dir in run_dirs if not os.path.isdir(run_dir)]
+    run_dirs = [run_dir for run_dir in run_dirs if run_dir not in gone]
+    strangers = {run_dir: why for run_dir in run_dirs if (why := stranger(papers_of(run_dir), truth))}
     if submission and (other := stranger_of(truth, known)) and not other.earlier:
         strangers[f"the submission {submission.token!r}"] = other.why
         known = Known()  # the submission is history: somebody asks about the job that has the id now
@@ -94,6 +106,10 @@ def seal_job(
     documents = [case.seal(run_dir) for run_dir in ours] or [case.document(None, None)]
     for what, why in strangers.items():
         documents[0]["disagreements"].append(f"{what} is of another job with the same id: {why}")
+    documents[0]["disagreements"] += [
+        f"the run directory {run_dir} is gone: what the engine saw is missing, and Slurm's record alone tells the end"
+        for run_dir in gone
+    ]
     if len(ours) < len(mine):
         documents[0]["disagreements"].append(
             f"the job was requeued {restarts} times, and its last attempt left no run: the runs that are there "
@@ -146,19 +162,28 @@ def _whole(jobid: str, verdict: Mapping[str, object], documents: list[Document])
 
 def sealed_already(jobid: str, run_dirs: Sequence[str]) -> Sealed | None:
     """What was sealed before, if all of these runs are. Raises Unreadable."""
-    documents = [document for run_dir in run_dirs if (document := read_receipt(run_dir, RECEIPT))]
+    documents = [sealed for run_dir in run_dirs if (sealed := papers_of(run_dir).sealed)]
     if not documents or len(documents) != len(run_dirs):
         return None
     return one_of_runs(jobid, documents, write_outcomes(run_dirs, jobid, documents[0]["slurm"]["outcome_line"]))
 
 
-def came_again(run_dirs: Sequence[str], truth: Truth) -> bool:
-    """Whether Slurm knows the id as another job's than that of the sealed runs (ids come again), or has started the job
-    anew since. Slurm need not have answered: what is sealed stands. Raises Unreadable."""
-    if truth.record is None:
-        return False
+def is_denied(run_dirs: Sequence[str], truth: Truth) -> bool:
+    """Whether what Slurm just said denies what is sealed in one of these runs: it ended otherwise, it is not over, or
+    it was started anew. What Slurm says of another job with the same id denies nothing. Raises Unreadable."""
     restarts = restarts_of(truth) or 0
-    return all(attempt_of(os.path.basename(path)) < restarts or stranger(path, truth) for path in run_dirs)
+    for papers in map(papers_of, run_dirs):
+        if truth.record is None or stranger(papers, truth):
+            continue
+        if attempt_of(papers.run_id) < restarts or (papers.sealed and contradicted(papers.sealed, truth)):
+            return True
+    return False
+
+
+def came_again(run_dirs: Sequence[str], truth: Truth) -> bool:
+    """Whether Slurm knows the id as another job's than that of the sealed runs: ids come again. Slurm need not have
+    answered: what is sealed stands. Raises Unreadable."""
+    return truth.record is not None and all(stranger(papers_of(path), truth) for path in run_dirs)
 
 
 # --- which runs, and whose -----------------------------------------------------------------------------------------
@@ -192,36 +217,23 @@ def _epoch(text: object) -> float | None:
 
 def job_of(run_dir: str) -> str:
     """The id of the run's job. Raises Unreadable."""
-    jobid = _opening(run_dir).get("jobid")
-    if not isinstance(jobid, str) or not jobid:
-        raise Unreadable(f"{os.path.join(run_dir, JOURNAL)} names no job")
-    return jobid
-
-
-def _opening(run_dir: str) -> Document:
-    """The first line of a run's journal. Raises Unreadable."""
-    path = os.path.join(run_dir, JOURNAL)
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            opening = json.loads(file.readline())
-        if opening["event"] != "RunOpened":
-            raise ValueError(opening["event"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Unreadable(f"{path} does not begin with the opening of a run") from error
-    return dict(opening)
+    return papers_of(run_dir).jobid
 
 
 def on_cluster(run_dir: str, cluster: str | None) -> bool:
     """Whether a run can have been on the named cluster (None: any). Raises Unreadable."""
-    return cluster is None or _opening(run_dir).get("cluster") in ("", None, cluster)
+    return cluster is None or (papers_of(run_dir).opening or {}).get("cluster") in ("", None, cluster)
 
 
-def stranger(run_dir: str, truth: Truth) -> str | None:
+def stranger(papers: Papers, truth: Truth) -> str | None:
     """Why a run that bears the job's id is not of the job that Slurm's record tells of. Raises Unreadable."""
-    opening = _opening(run_dir)
-    opened = _epoch(opening.get("utc"))
+    opening = papers.opening or {}
+    if not opening and papers.run is None:
+        raise Unreadable(papers.not_ours[JOURNAL])
+    begun = opening.get("utc") if opening else papers.run and papers.run.get("started")
+    opened = _epoch(begun)
     if opened is None:
-        raise Unreadable(f"{run_dir}: its opening cannot be read: {opening.get('utc')!r} is no time")
+        raise Unreadable(f"{papers.run_dir}: its opening cannot be read: {begun!r} is no time")
     other = stranger_of(truth, Known(str(opening.get("cluster") or ""), str(opening.get("user") or ""), opened=opened))
     return other.why if other else None
 
@@ -243,24 +255,49 @@ class _Case:
     def seal(self, run_dir: str) -> Document:
         """The sealed receipt of a run, made only when Slurm's records decide and the engine has said its last word, and
         only the first time."""
-        saved = read_receipt(run_dir, RECEIPT)
-        if saved is not None:
-            return saved
-        settled = deciding(self.truths).settled
-        run, digest, last_word = _last_word(run_dir, self.patience if settled else 0.0)
+        truth = deciding(self.truths)
+        papers = papers_of(run_dir)
+        denied = contradicted(papers.sealed, truth) if papers.sealed else None
+        if papers.sealed is not None and not denied:
+            return papers.sealed
+        run, digest, last_word = _last_word(run_dir, self.patience if truth.settled else 0.0)
         document = self.document(run, digest)
+        document["disagreements"] += papers.strange
+        if denied:
+            document["disagreements"].append(f"{os.path.join(run_dir, RECEIPT)} does not count: {denied}")
         if not last_word:
             verdict = document["verdict"]
             text = f"the engine of run {run['run_id']} still lives: ask again when it has ended"
             because = [text, *verdict["because"]]
             document["verdict"] = {**_doubtful(verdict), "summary": text, "because": because}
-            return document
-        try:
-            if settled and not self.early and not self.doubts and not receipts.seal(run_dir, document):
-                return read_receipt(run_dir, RECEIPT) or document
-        except OSError as error:
-            self.trouble.append(f"the receipt could not be sealed in {run_dir}: {error.strerror or error}")
+        elif truth.settled and not self.early and not self.doubts:
+            return self._save(run_dir, document, truth)
         return document
+
+    def _save(self, run_dir: str, document: Document, truth: Truth) -> Document:
+        """Seal the receipt, after what is in its place and does not count was set aside; or return the one that
+        somebody else has sealed meanwhile."""
+        try:
+            for name in (RUN_RECEIPT, RECEIPT):
+                self._make_way(run_dir, name, document, truth)
+            if receipts.seal(run_dir, document):
+                return document
+            sealed = papers_of(run_dir).sealed
+            if sealed is not None and not contradicted(sealed, truth):
+                return sealed
+            why: object = f"{RECEIPT} there is another run's"
+        except OSError as error:
+            why = error.strerror or error
+        self.trouble.append(f"the receipt could not be sealed in {run_dir}: {why}")
+        return document
+
+    def _make_way(self, run_dir: str, name: str, document: Document, truth: Truth) -> None:
+        """Set a receipt aside that does not count. Raises OSError."""
+        papers = papers_of(run_dir)
+        denied = name == RECEIPT and papers.sealed is not None and contradicted(papers.sealed, truth)
+        judged = read_receipt(run_dir, name) if name in papers.not_ours or denied else None
+        if judged is not None and (aside := set_aside(run_dir, name, judged)):
+            document["disagreements"].append(f"{name} was set aside as {aside}")
 
     @property
     def early(self) -> bool:
@@ -291,8 +328,9 @@ def _last_word(run_dir: str, patience: float) -> tuple[Document, str | None, boo
     begun = time.monotonic()
     while True:
         os.listdir(run_dir)  # makes a network client ask its server before it believes that a name is missing
-        if found := read_with_digest(run_dir, RUN_RECEIPT):
-            return *found, True
+        papers = papers_of(run_dir)
+        if papers.run is not None:
+            return papers.run, papers.run_sha256, True
         folded = fold_document(run_dir)
         waited = time.monotonic() - begun
         if folded["alive"] is False or waited >= patience:

@@ -22,7 +22,7 @@ from supervisor.runs.follow import Follower, LogLines, News, Over, may_be_of_job
 from supervisor.runs.looks import Looks
 from supervisor.runs.registry import attempt_of, runs_of_job
 from supervisor.runs.saved import Document, run_document
-from supervisor.runs.sealing import Sealed, came_again, find_runs, gather, seal_job, sealed_already
+from supervisor.runs.sealing import Sealed, came_again, find_runs, gather, is_denied, seal_job, sealed_already
 from supervisor.runs.target import Target
 from supervisor.scheduler.poller import Poller, Seen
 from supervisor.scheduler.verify import Asked, verify_job
@@ -104,12 +104,13 @@ async def _truths(
 
 async def sealed_before(target: Target, client: Asked) -> Sealed | None:
     """What is proven already, if the job has runs and each is sealed. Slurm is asked once, whether it has given the id
-    to another job since. Raises OSError, Unreadable."""
+    to another job since, or denies it. Raises OSError, Unreadable."""
     runs = await in_thread(_sealed_runs, target, limit=SEAL_MARGIN)
     if not runs:
         return None
     first = next(iter(runs))
-    if came_again(runs[first][0], await verify_job(client, first, False, 0.0)):
+    truth = await verify_job(client, first, False, 0.0)
+    if came_again(runs[first][0], truth) or is_denied(runs[first][0], truth):
         return None
     units = {unit: sealed for unit, (_, sealed) in runs.items()}
     return gather(units, target.jobid) if target.array else units[first]

@@ -6,6 +6,7 @@ the test's own process; a living run is a real one.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -154,7 +155,9 @@ def test_a_sealed_receipt_comes_first(call: Call, ended: Callable[[str], Run], t
     (tmp_path / "journal.jsonl").touch()
     (tmp_path / "receipt.run.json").write_text(json.dumps(run))
     denied = {**run["verdict"], "outcome": "failure", "code": 1, "origin": "slurm", "summary": "Slurm says FAILED"}
-    (tmp_path / "receipt.json").write_text(json.dumps({"run": run, "verdict": denied, "slurm": None}))
+    digest = hashlib.sha256((tmp_path / "receipt.run.json").read_bytes()).hexdigest()
+    sealed = {"run_id": run["run_id"], "run_sha256": digest, "run": run, "verdict": denied, "slurm": None}
+    (tmp_path / "receipt.json").write_text(json.dumps(sealed))
     assert call("receipt", "--path", ".").out == f"{tmp_path}/receipt.json\n"
     assert "failure, exit code 1 (slurm): Slurm says FAILED" in call("status", ".").out
     assert "failed: exit code 1, by Slurm's record" in call("explain", ".").out
@@ -326,7 +329,7 @@ def test_quick_verbs_import_little(ended: Callable[[str], Run]) -> None:
             "supervisor.runs",
         }
         verbs = {"main", "output", "runner", "status", "explain", "receipt", "logs", "check"}
-        read = {f"supervisor.runs.{name}" for name in ("registry", "saved", "growing")}
+        read = {f"supervisor.runs.{name}" for name in ("registry", "papers", "saved", "growing")}
         below = {"supervisor.core.codes", "supervisor.core.text", *read}
         assert ours <= {f"supervisor.cli.{name}" for name in verbs} | below
         assert not found & {"asyncio", "anyio", "subprocess", "typing_extensions", "importlib.metadata"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -27,6 +28,9 @@ from supervisor.core.run import fold
 from supervisor.core.state import Failure
 from supervisor.core.submission import Submission
 from supervisor.engine import receipts
+from supervisor.runs.sealing import seal_job
+from supervisor.scheduler.client import SlurmClient
+from supervisor.scheduler.verify import verify_job
 
 pytestmark = pytest.mark.slow  # real programs, one after the other
 
@@ -420,10 +424,120 @@ def test_the_receipt_of_a_living_engine_is_waited_for(bench: Bench, engine: subp
         while bench.slurm.asked("sacct") < 2:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        os.replace(saved / "receipt.run.json", run_dir / "receipt.run.json")
+        own = {**json.loads((saved / "receipt.run.json").read_text()), "host": socket.gethostname()}
+        receipts.write_run_receipt(run_dir, own)
         out, _ = verify.communicate(timeout=20)
     assert verify.returncode == 0, out
     assert out.startswith("7.s2: success 0 (native)")
+
+
+# --- papers of other runs ------------------------------------------------------------------------------------------
+
+
+def copy_of_a_success(bench: Bench, run_id: str = "3", **other: Any) -> Path:
+    """A run that succeeded, sealed, as somebody keeps it elsewhere."""
+    bench.slurm.sacct(row("COMPLETED", job=run_id))
+    bench.slurm.scontrol(UNKNOWN)
+    run_dir = bench.make_run(run_id, jobid=run_id, **other)
+    assert bench.verify(run_id)["verdict"]["code"] == 0
+    (bench.directory / "kept").mkdir()
+    return run_dir.rename(bench.directory / "kept" / run_id)
+
+
+@pytest.mark.parametrize("files", [("receipt.json",), ("receipt.json", "receipt.run.json")])
+@pytest.mark.parametrize(
+    ("run_id", "other"),
+    [("3", {}), ("7", {"host": "old.example"})],
+    ids=["of another job", "of an old job with the same id"],
+)
+def test_receipts_of_another_run_are_no_evidence(
+    bench: Bench, files: tuple[str, ...], run_id: str, other: dict[str, Any]
+) -> None:
+    """A rank has copied an old run into its own run's directory, and fails."""
+    old = copy_of_a_success(bench, run_id, **other)
+    run_dir = bench.make_run(failures=(failed(7),))
+    ours = (run_dir / "receipt.run.json").read_bytes()
+    for name in files:
+        (run_dir / name).write_bytes((old / name).read_bytes())
+    bench.slurm.sacct(row("FAILED", "7:0"))
+    document = bench.verify()
+    assert (document["verdict"]["code"], document["run_id"]) == (7, "7")
+    assert "is not of this run (7) and does not count" in " ".join(document["disagreements"])
+    assert (run_dir / "receipt.json.not-ours").read_bytes() == (old / "receipt.json").read_bytes()
+    assert json.loads((run_dir / "receipt.json").read_text())["verdict"] == document["verdict"]
+    if len(files) == 1:
+        assert (run_dir / "receipt.run.json").read_bytes() == ours
+    else:  # the engine never wrote its own again: it was lost, and Slurm's code counts
+        assert document["run"]["engine_lost"] is True
+        assert (run_dir / "receipt.run.json.not-ours").exists()
+    assert bench.verify()["verdict"] == document["verdict"]
+    assert bench.verify(str(run_dir))["verdict"] == document["verdict"]
+
+
+def test_where_every_paper_is_another_runs_nothing_is_claimed(bench: Bench) -> None:
+    old = copy_of_a_success(bench)
+    run_dir = bench.make_run(receipt=False)
+    for path in old.iterdir():
+        (run_dir / path.name).write_bytes(path.read_bytes())
+    for state, code in (("FAILED", "7:0"), ("COMPLETED", "0:0")):
+        bench.slurm.sacct(row(state, code))
+        assert bench.run("7")[0] == 75
+        assert f"{run_dir}/journal.jsonl is not of this run (7) and does not count: it is of run 3" in bench.stderr
+    for verb in ("status", "explain", "receipt"):
+        assert main([verb, "7"]) in (69, 75)
+        assert "success" not in bench.capsys.readouterr().out
+
+
+def test_a_journal_that_was_written_over_does_not_hide_the_engines_receipt(bench: Bench) -> None:
+    old = copy_of_a_success(bench)
+    run_dir = bench.make_run(failures=(failed(7),))
+    (run_dir / "journal.jsonl").write_bytes((old / "journal.jsonl").read_bytes())
+    bench.slurm.sacct(row("FAILED", "7:0"))
+    document = bench.verify()
+    assert (document["verdict"]["code"], document["verdict"]["origin"], document["run_id"]) == (7, "native", "7")
+    assert "journal.jsonl is not of this run (7)" in document["disagreements"][-1]
+    assert (run_dir / "receipt.json").exists()
+
+
+def test_a_seal_that_slurm_denies_is_no_answer(bench: Bench) -> None:
+    bench.slurm.sacct(row("COMPLETED"))
+    bench.slurm.scontrol(UNKNOWN)
+    run_dir = bench.make_run()
+    assert bench.verify()["verdict"]["code"] == 0
+    bench.slurm.sacct(NOTHING)
+    bench.slurm.scontrol(shown("RUNNING"))
+    assert bench.verify(str(run_dir))["verdict"]["code"] == 75
+    bench.slurm.sacct(row("FAILED", "7:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    document = bench.verify(str(run_dir))
+    assert document["verdict"]["code"] == 7
+    assert "it was sealed with COMPLETED 0:0, and Slurm's record says FAILED 7:0" in " ".join(document["disagreements"])
+    assert json.loads((run_dir / "receipt.json.not-ours").read_text())["verdict"]["code"] == 0
+    bench.slurm.sacct(REFUSED)
+    bench.slurm.scontrol(REFUSED)
+    assert bench.verify()["verdict"]["code"] == 7, "what is sealed stands when nobody can be asked"
+
+
+def test_codes_that_accounting_folds_deny_no_seal(bench: Bench) -> None:
+    bench.slurm.sacct(NOTHING)
+    bench.slurm.scontrol(shown("FAILED", "137:0"))
+    run_dir = bench.make_run(failures=(failed(137),))
+    before = bench.verify()
+    bench.slurm.sacct(row("FAILED", "9:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    assert bench.verify() == before
+    assert not (run_dir / "receipt.json.not-ours").exists()
+
+
+def test_a_run_directory_that_is_gone_is_told_and_slurm_decides(bench: Bench, tmp_path: Path) -> None:
+    run_dir = bench.make_run()
+    bench.slurm.sacct(row("FAILED", "7:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    truth = asyncio.run(verify_job(SlurmClient(), "7", False, 5.0))
+    run_dir.rename(bench.directory / "away")
+    sealed = seal_job("7", [truth], 0.5, run_dirs=[str(run_dir)])
+    assert (sealed.code, sealed.document["run"]) == (7, None)
+    assert f"the run directory {run_dir} is gone" in sealed.document["disagreements"][0]
 
 
 def test_a_requeued_job_is_not_judged_by_the_run_of_an_earlier_attempt(bench: Bench) -> None:

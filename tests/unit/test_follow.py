@@ -45,6 +45,13 @@ def make_run(base: Path, run_id: str, *events: ev.Event) -> Path:
     return directory
 
 
+def end_run(directory: Path) -> None:
+    """Write what makes a file the run's own receipt, and nothing more."""
+    opened = json.loads((directory / "journal.jsonl").read_bytes().partition(b"\n")[0])
+    own = {key: opened[key] for key in ("run_id", "jobid", "host", "run_dir")}
+    (directory / "receipt.run.json").write_text(json.dumps({**own, "started": opened["utc"]}))
+
+
 def append(path: Path, content: bytes) -> None:
     with path.open("ab") as file:
         file.write(content)
@@ -236,7 +243,7 @@ def test_a_run_that_comes_and_grows(tmp_path: Path) -> None:
     assert events(news_of(it)) == [("7", "Noted")]
     append(run / "journal.jsonl", line(3, ev.Noted("b"))[20:] + b"\0" * 50)
     assert events(news_of(it)) == [("7", "Noted")]
-    (run / "receipt.run.json").write_text("{}")
+    end_run(run)
     assert news_of(it) == [Over("7")]
     assert news_of(it) == []
 
@@ -310,9 +317,23 @@ def test_logs_of_the_coordinator_alone(tmp_path: Path) -> None:
 def test_everything_before_the_end_is_told_before_it(tmp_path: Path) -> None:
     run = make_run(tmp_path, "7")
     (run / "logs/rank-0.a.out").write_text("no newline")
-    (run / "receipt.run.json").write_text("{}")
+    end_run(run)
     news = news_of(follower(tmp_path, logs="all"))
     assert [type(item).__name__ for item in news] == ["Told", "LogLines", "Over"]
+
+
+def test_a_receipt_of_another_run_is_no_end(tmp_path: Path) -> None:
+    """A rank has copied an old run into the directory: that is told once, and the run is followed on."""
+    old, run = make_run(tmp_path / "old", "3"), make_run(tmp_path, "7")
+    end_run(old)
+    it = follower(tmp_path)
+    assert events(news_of(it)) == [("7", "RunOpened")]
+    os.replace(old / "receipt.run.json", run / "receipt.run.json")
+    assert news_of(it) == [Trouble("7: the receipt.run.json there is another run's, and does not count")]
+    append(run / "journal.jsonl", line(2, ev.Noted("a")))
+    assert events(news_of(it)) == [("7", "Noted")]
+    end_run(run)
+    assert news_of(it) == [Over("7")]
 
 
 def test_the_last_look_is_told_that_nobody_writes_any_more(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from supervisor.cli.junit import junit
 from supervisor.cli.main import main
 from supervisor.core import events as ev
 from supervisor.core.text import printable
+from supervisor.engine.receipts import render
 from tests.unit.test_github import HOSTILE, hostile, placed
 from tests.unit.test_receipt import ABSENT, CANCELLED, FAILED_3, SUCCESS, completed, failed, receipt, sealed
 from tests.unit.test_run import RESULT, Run
@@ -184,6 +186,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def saved(document: Document, run_dir: Path) -> Path:
     placed(document, run_dir)
+    document["run_sha256"] = hashlib.sha256(render(document["run"])).hexdigest()
     (run_dir / "journal.jsonl").touch()
     (run_dir / "receipt.json").write_text(json.dumps(document))
     return run_dir

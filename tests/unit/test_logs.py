@@ -16,7 +16,7 @@ import pytest
 from supervisor.cli.main import main
 from supervisor.runs.growing import LEAST, LONG, LOOK
 from tests.faults.local import ALLOCCTL, LIMIT, until
-from tests.unit.test_follow import append, line, opening
+from tests.unit.test_follow import append, end_run, line, opening
 
 Out = Callable[[], bytes]
 
@@ -152,7 +152,7 @@ def test_following_ends_when_nothing_more_can_come(
     until(lambda: following.read_bytes().endswith(b": 3\n"), "the third line")
     append(path, b"four")
     if last_word == "receipt":
-        (run_dir / "receipt.run.json").write_text("{}")
+        end_run(run_dir)
     else:
         alive()
     until(lambda: following.read_bytes().endswith(b"rank-0.a.out: four\n"), "the rest")

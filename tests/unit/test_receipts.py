@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from supervisor.engine import receipts
-from supervisor.runs.saved import Unreadable, read_with_digest
+from supervisor.runs.papers import Unreadable, read_with_digest
 
 DOCUMENT = {"schema_version": 1, "text": "Größe", "name": "strange \udcff"}
 
