@@ -157,6 +157,15 @@ _RANGE: Final = r"\d{1,7}(?:-\d{1,7}(?::[1-9]\d{0,6})?)?"
 _ARRAY: Final = re.compile(rf"({_RANGE}(?:,{_RANGE})*)(?:%[1-9]\d*)?", re.ASCII)
 
 
+_NODES: Final = re.compile(r"(?:\d{1,7}[kKmM]?-)?(\d{1,7})([kKmM]?)", re.ASCII)
+
+
+def most_nodes(text: str) -> int | None:
+    """The most nodes that `N` or `MIN-MAX` asks for, each number perhaps with k (1024) or m. None for anything else."""
+    found = _NODES.fullmatch(text.strip())
+    return int(found[1]) * {"": 1, "k": 1024, "m": 1024**2}[found[2].lower()] if found else None
+
+
 def time_limit(text: str) -> float | None:
     """Seconds in one of sbatch's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. None for anything else, and for no limit
     (0, UNLIMITED)."""

@@ -32,7 +32,7 @@ from shlex import quote
 from typing import Any, Final, Literal
 
 from supervisor.core.plan import Plan
-from supervisor.core.sbatch_options import Misfit, array_tasks, effective, read_options, time_limit
+from supervisor.core.sbatch_options import Misfit, Option, array_tasks, effective, most_nodes, read_options, time_limit
 from supervisor.core.slurm import SCHEDULER_PREFIXES
 from supervisor.core.slurm_table import Component, Slurm
 
@@ -132,11 +132,13 @@ def make_order(
     """The submission of a plan below the absolute path `base`. `options` are sbatch's own, from the command line;
     `environ` is sbatch's environment.
 
-    Raises Misfit for an option that cannot be given, and a base whose name sbatch would read as a pattern.
+    Raises Misfit for an option that cannot be given, for fewer nodes than the plan has, and for a base whose name
+    sbatch would read as a pattern.
     """
     if "\\" in base:
         raise Misfit(f"{base}: sbatch cannot name an output below a path with a backslash: choose another with --dir")
     given = read_options(options)
+    _check_nodes(plan, given)
     array = effective("array", given, environ, plan.slurm.array)
     limit = effective("time", given, environ, plan.slurm.time)
     directory = f"{base.rstrip('/')}/submit-{token}"
@@ -163,6 +165,17 @@ def make_order(
         components=len(plan.slurm.components) or None,
     )
     return Order(directory, script_text(plan, output, early_signal(plan, limit), command), submission)
+
+
+def _check_nodes(plan: Plan, given: Sequence[Option]) -> None:
+    """Raises Misfit for a job that would wait in the queue for nodes that are too few to start on."""
+    texts = [option.value for option in given if option.name == "nodes" and option.value]
+    count, wanted = most_nodes(texts[-1]) if texts else None, _count(plan)
+    if count is not None and count < wanted and not plan.slurm.components:
+        raise Misfit(
+            f"--nodes={texts[-1]} is too few for a plan of {wanted} nodes: leave it out, for the plan asks for them, "
+            "or change job.nodes"
+        )
 
 
 # --- the script -------------------------------------------------------------------------------------------------------

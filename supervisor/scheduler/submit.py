@@ -22,8 +22,9 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, Protocol
@@ -116,11 +117,9 @@ class Submitter:
         self._now = now
 
     async def submit(self, order: Order, plan_text: str) -> Submitted:
-        """Submit once. Raises OSError when the directory cannot be made."""
+        """Submit once. Raises OSError when the directory cannot be made; then nothing is left of it."""
         asked = replace(order.submission, asked=self._utc())
-        await asyncio.to_thread(_make, order, plan_text)
-        async with _locked(order.directory):
-            await asyncio.to_thread(write_record, order.directory, asked)
+        async with _made(order, plan_text, asked):
             reply = await self._ask(list(asked.argv))
             if reply.kind == "doubtful":
                 return await self._settled(order.directory, replace(asked, words=reply.words))
@@ -238,19 +237,33 @@ class Submitter:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _make(order: Order, plan_text: str) -> None:
-    """The directory with the script and the plan's copy. Raises OSError."""
-    os.makedirs(os.path.dirname(order.directory), exist_ok=True)
-    os.mkdir(order.directory)
-    for name, text, mode in ((SCRIPT, order.script, 0o755), (PLAN, plan_text, 0o600)):  # env may hold secrets
-        _write(os.path.join(order.directory, name), text, mode)
+@asynccontextmanager
+async def _made(order: Order, plan_text: str, asked: Submission) -> AsyncIterator[None]:
+    """Hold the directory, made with the script, the plan's copy and the record that sbatch is asked. Raises OSError
+    when it cannot be; then nothing is left of it."""
+    await asyncio.to_thread(os.makedirs, os.path.dirname(order.directory), exist_ok=True)
+    await asyncio.to_thread(os.mkdir, order.directory)
+    async with AsyncExitStack() as held:
+        try:
+            for name, text, mode in ((SCRIPT, order.script, 0o755), (PLAN, plan_text, 0o600)):  # env may hold secrets
+                await asyncio.to_thread(_write, os.path.join(order.directory, name), text, mode)
+            await held.enter_async_context(_locked(order.directory))
+            await asyncio.to_thread(write_record, order.directory, asked)
+        except OSError:
+            await asyncio.to_thread(shutil.rmtree, order.directory, ignore_errors=True)
+            raise
+        yield
 
 
 def _write(path: str, text: str, mode: int) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    """Raises OSError, which names the file."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+        try:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from error
 
 
 def _listed(directory: str) -> list[str]:

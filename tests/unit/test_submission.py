@@ -151,6 +151,17 @@ def test_array_tasks(text: str, tasks: tuple[int, ...] | None) -> None:
 # --- the script ---
 
 
+@pytest.mark.parametrize("words", [["--nodes=3"], ["-N", "1-3"], ["-N3"], ["--nodes=9", "--nodes=1"], ["--nodes=1k-2"]])
+def test_fewer_nodes_than_the_plan_has_are_refused(words: list[str]) -> None:
+    with pytest.raises(Misfit, match="is too few for a plan of 4 nodes: leave it out"):
+        order(plan(), *words)
+
+
+@pytest.mark.parametrize("words", [["--nodes=4"], ["-N2-8"], ["--nodes=1", "-N8"], ["--nodes=1k"], ["--nodes=what"]])
+def test_other_numbers_of_nodes_are_for_sbatch_to_judge(words: list[str]) -> None:
+    assert set(words) <= set(order(plan(), *words).submission.argv)
+
+
 def test_a_plain_script() -> None:
     made = order(plan(partition="gpu", account="a", qos="q", time="01:00:00", gres="gpu:8", constraint="a&b"))
     assert directives(made) == [

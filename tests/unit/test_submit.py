@@ -6,9 +6,11 @@ made by `job ID`, which puts it into the queue that the stand-in for squeue prin
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -251,6 +253,7 @@ def test_a_controller_that_was_not_reached(site: Site) -> None:
     ("words", "said"),
     [
         (["--", "--wrap=x"], "sbatch's --wrap cannot be given"),
+        (["--", "--nodes=1"], "--nodes=1 is too few for a plan of 2 nodes"),
         (["--", "other.sh"], "'other.sh' is no option"),
         (["--dir", "/a\\b"], "backslash"),
         (["--dir", "/a\nb"], "no printable text"),
@@ -263,6 +266,22 @@ def test_nothing_is_submitted_when_something_is_wrong(site: Site, words: list[st
     done = site.submit(*words)
     assert done.code == 78 and said in done.err
     assert site.calls == 0
+
+
+@pytest.mark.parametrize("name", ["job.sh", "plan.toml", "submission.json"])
+def test_a_full_disk_is_named_and_nothing_is_left(site: Site, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    fsync = os.fsync
+
+    def full(descriptor: int) -> None:
+        if name in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    done = site.submit()
+    assert (done.code, done.out, site.calls) == (78, "", 0)
+    assert re.search(rf"nothing was submitted: {site.base}/submit-\w+/{name}.*: No space left on device", done.err)
+    assert site.directories == []
 
 
 def test_a_wrong_plan_and_no_sbatch(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
