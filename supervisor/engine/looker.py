@@ -184,6 +184,8 @@ class Looker:
                 tasks.create_task(self._watcher.run())
         finally:
             for artifact in self._artifacts:
+                for timer in artifact.again.values():
+                    timer.cancel()
                 artifact.examiner.close()
 
     # --- who looks at what, and when ---------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,3 +76,20 @@ def test_a_run_says_that_it_polls_while_it_does(local: Local, mounts: tuple[Path
     assert line.strip().startswith(f"watching {there}/out: polling (fuse")
     put(here / "out")
     assert run.wait() == 0
+
+
+def test_without_any_inotify_instance_a_run_polls_and_says_so(local: Local, tmp_path: Path) -> None:
+    """A real limit: in a user namespace that has none."""
+    limited = ["unshare", "-Ur", "sh", "-c", 'echo 0 >/proc/sys/user/max_inotify_instances && exec "$@"', "sh"]
+    if subprocess.run([*limited, "true"], check=False).returncode:
+        pytest.skip("no user namespaces here")
+    result = {"name": "result", "root": str(tmp_path), "path": "out/result.json", "format": "json"}
+    plan = local.plan({"worker": role(0, SERVE)}, nodes=1, run={"finish": "artifacts"}, artifacts=[result])
+    run = local.start(plan, before=limited)
+    how = run.first("WatchChanged")
+    assert (how["by"], "max_user_instances" in how["why"]) == ("polling", True)
+    assert "no hints" in run.first("Noted", rank=0)["text"]  # its agent has none either
+    put(tmp_path / "out")
+    assert run.wait() == 0, run
+    (watch,) = run.receipt()["watches"]
+    assert (watch["directory"], watch["by"]) == (str(tmp_path / "out"), "polling")
