@@ -50,6 +50,7 @@ def test_a_sweep_without_a_success_is_none(local: Local) -> None:
     assert item["finding"]["problems"] == [problem]
 
 
+@pytest.mark.slow
 def test_a_program_that_waits_holds_the_run_until_it_is_ready(local: Local) -> None:
     """The file that it waits for is none of the contract's: nothing but its pause makes it ask again."""
     late = sh(f"trap 'exit 0' TERM; {UP}; {await_files('done', 1)}; : > $ALLOCD_RUN_DIR/ready; sleep 1000 & wait")
