@@ -14,7 +14,7 @@ conclusion in the document: failures are read back as failures, Slurm's answers 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, Final
 
@@ -257,11 +257,13 @@ def evidence_from(run: Document) -> Evidence:
             engine_lost=run["engine_lost"] is not False,
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise NotAReceipt(f"the run's evidence cannot be read: {error!r}") from error
+        raise NotAReceipt(f"the run's evidence cannot be read: {_lacking(error)}") from error
 
 
 def replay(document: Document) -> tuple[Verdict, bool]:
     """The verdict derived again, and whether it is the saved one. Raises NotAReceipt."""
+    if not isinstance(document, dict):
+        raise NotAReceipt("no JSON object")
     try:
         kind, saved = document["kind"], document["verdict"]
         if kind == "run":
@@ -276,7 +278,11 @@ def replay(document: Document) -> tuple[Verdict, bool]:
     except NotAReceipt:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise NotAReceipt(f"not a receipt: {error!r}") from error
+        raise NotAReceipt(_lacking(error)) from error
+
+
+def _lacking(error: Exception) -> str:
+    return f"it lacks {error}" if isinstance(error, KeyError) else f"something in it is of another kind: {error}"
 
 
 def _truths(document: Document) -> list[Truth]:
@@ -296,20 +302,49 @@ CONCLUSIONS: Final = ("standing", "state", "source", "exit_code", "raw", "code")
 """What a sealed receipt says of Slurm that follows from Slurm's own words."""
 
 
+DERIVED: Final = ("run_id", "steps", "steps_compared", "known", "doubts")
+"""What else in a sealed receipt is as the evidence in it gives it."""
+
+
 def changed_conclusions(document: Document) -> list[str]:
-    """What a sealed receipt says of Slurm that does not follow from the answers in it. Raises NotAReceipt."""
+    """What a receipt says that does not follow from the evidence in it. Raises NotAReceipt."""
     try:
-        truths = _truths(document)
-        pairs = [(deciding(truths), document["slurm"], "the receipt")]
-        pairs += [
-            (truth, item, truth.jobid) for truth, item in zip(truths, document.get("components") or (), strict=False)
-        ]
-        return [
-            f"Slurm's answers say {key} {derived[key]!r}, {where} says {saved.get(key)!r}"
-            for truth, saved, where in pairs
-            for derived in (truth.to_dict(),)
-            for key in CONCLUSIONS
-            if derived[key] != saved.get(key)
-        ]
+        if document["kind"] == "run":
+            return _nameless("the run", document, "run_id", "jobid")
+        run = document["run"]
+        nameless = _nameless("the receipt", document, "jobid")
+        nameless += [] if run is None else _nameless("the run", run, "run_id", "jobid")
+        return nameless or [*_changed_facts(document, run), *_changed_truths(document)]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise NotAReceipt(f"not a receipt: {error!r}") from error
+        raise NotAReceipt(_lacking(error)) from error
+
+
+def _nameless(where: str, part: Document, *keys: str) -> list[str]:
+    return [f"{where} has no {key}" for key in keys if not (isinstance(part.get(key), str) and part[key])]
+
+
+def _changed_facts(document: Document, run: Document | None) -> Iterator[str]:
+    """Beyond Slurm's words. The disagreements may be more than those that follow."""
+    jobid, digest = document["jobid"], document.get("run_sha256")
+    if run is not None and run["jobid"] != jobid:
+        yield f"the run is of job {run['jobid']}, the receipt of job {jobid}"
+    if (run is None or run["engine_lost"] is True) is not (digest is None):
+        yield "run_sha256 does not fit: what an engine wrote has one, and nothing else has"
+    known, doubts = Known.from_dict(document.get("known") or {}), list(document.get("doubts") or ())
+    derived = sealed_receipt(run, digest, jobid, _truths(document), versions={}, known=known, doubts=doubts)
+    yield from (f"{key} is not what follows from the evidence" for key in DERIVED if document.get(key) != derived[key])
+    told = document.get("disagreements")
+    if not isinstance(told, list) or any(text not in told for text in derived["disagreements"]):
+        yield "disagreements lacks one that follows from the evidence"
+
+
+def _changed_truths(document: Document) -> Iterator[str]:
+    """What is said of Slurm and does not follow from its own words."""
+    truths = _truths(document)
+    pairs = [(deciding(truths), document["slurm"], "the receipt")]
+    pairs += [(truth, item, truth.jobid) for truth, item in zip(truths, document.get("components") or (), strict=False)]
+    for truth, saved, where in pairs:
+        derived = truth.to_dict()
+        for key in CONCLUSIONS:
+            if derived[key] != saved.get(key):
+                yield f"Slurm's answers say {key} {derived[key]!r}, {where} says {saved.get(key)!r}"

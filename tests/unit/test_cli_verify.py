@@ -738,6 +738,67 @@ def test_files_that_cannot_be_judged_are_a_configuration_error(
     assert says in bench.stderr
 
 
+# --- what is written, and what is not ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_run", [True, False])
+def test_a_record_that_decided_is_not_overwritten_by_a_doubt(bench: Bench, with_run: bool) -> None:
+    bench.slurm.sacct(row("FAILED", "7:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    run_dir = bench.make_run(receipt=False) if with_run else None
+    before = bench.verify()
+    bench.slurm.sacct(REFUSED)
+    bench.slurm.scontrol(REFUSED)
+    assert bench.verify()["verdict"]["code"] == (before["verdict"]["code"] if with_run else 75)
+    assert bench.outcome() == row("FAILED", "7:0")
+    bench.slurm.sacct(row("FAILED", "8:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    assert bench.verify()["verdict"]["code"] == 8
+    assert bench.outcome() == bench.outcome(run_dir) == row("FAILED", "8:0")
+
+
+def test_an_outcome_of_an_old_job_with_the_same_id_is_overwritten_by_a_doubt(bench: Bench) -> None:
+    submitted(bench, "7")
+    path = bench.directory / "slurm_job_7_outcome.txt"
+    path.write_text(row("COMPLETED"))
+    bench.slurm.sacct(REFUSED)
+    bench.slurm.scontrol(REFUSED)
+    bench.verify()
+    assert bench.outcome() == row("COMPLETED")
+    os.utime(path, (100, 100))
+    bench.verify()
+    assert bench.outcome() == "7|UNVERIFIABLE|\n"
+
+
+def test_a_doubt_about_a_task_leaves_the_arrays_other_lines(bench: Bench) -> None:
+    bench.slurm.sacct(tasks("COMPLETED", "FAILED 5:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    bench.verify("6_[1-2]")
+    path = bench.directory / "slurm_job_6_outcome.txt"
+    before = path.read_text()
+    bench.slurm.sacct(tasks("COMPLETED") + row("TIMEOUT", job="9", display="6_3"))
+    assert bench.verify("6_[1-3]")["counts"]["unverifiable"] == 1
+    assert path.read_text() == before + row("TIMEOUT", job="9", display="6_3")
+
+
+def test_what_is_sealed_needs_no_saving(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.slurm.sacct(row("COMPLETED"))
+    bench.slurm.scontrol(UNKNOWN)
+    bench.make_run()
+    assert bench.verify()["verdict"]["code"] == 0
+
+    def read_only(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(receipts, "replace", read_only)
+    assert bench.run("7")[0] == 0
+    assert bench.stderr == ""
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(bench.directory / "nowhere"))
+    for verb in ("verify", "wait"):
+        assert main([verb, "7"]) == 0
+        assert "the outcome file could not be written" in bench.capsys.readouterr().err
+
+
 # --- what cannot be saved, and what cannot be read -----------------------------------------------------------------
 
 
@@ -750,6 +811,27 @@ def test_a_success_that_cannot_be_told_is_none(
     monkeypatch.setenv("GITHUB_WORKSPACE", str(bench.directory / "nowhere"))
     assert bench.run("7")[0] == expected
     assert f"the outcome file could not be written in {bench.directory}/nowhere: No such file" in bench.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 100_000, "is not a receipt: it is nested too deeply"),
+        ("{", "is not a receipt: Expecting property name"),
+        ("[]", "is not a receipt: no JSON object"),
+        ("{}", "is not a receipt: it lacks 'kind'"),
+        (
+            '{"kind": "run", "verdict": {}, "launcher": "slurm"}',
+            "the run's evidence cannot be read: it lacks 'failures'",
+        ),
+    ],
+)
+def test_what_is_no_receipt_is_said(bench: Bench, text: str, said: str) -> None:
+    path = bench.directory / "receipt.json"
+    path.write_text(text)
+    code, out = bench.run("--json", "--replay", str(path))
+    assert (code, json.loads(out)["exit"]) == (78, 78)
+    assert said in bench.stderr and str(path) in bench.stderr and "Traceback" not in bench.stderr
 
 
 def test_github_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

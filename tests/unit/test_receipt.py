@@ -357,6 +357,39 @@ def test_a_changed_component_is_noticed(place: int) -> None:
     assert changed_conclusions(document) == ["Slurm's answers say state 'COMPLETED', the receipt says 'FAILED'"]
 
 
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_receipt_follows_from_its_evidence(name: str) -> None:
+    assert changed_conclusions(DOCUMENTS[name]()) == []
+
+
+SEALED_KEYS = ("jobid", "run_id", "run_sha256", "known", "doubts", "steps", "steps_compared", "disagreements")
+
+
+@pytest.mark.parametrize("key", SEALED_KEYS)
+@pytest.mark.parametrize("value", [None, {}, "drop"])
+def test_what_is_missing_is_noticed(key: str, value: object) -> None:
+    document = sealed(failed(), FAILED_3) | {"run_sha256": "0" * 64}
+    assert changed_conclusions(document) == []
+    if value == "drop":
+        del document[key]
+    elif document[key] == value or (key, value) == ("run_sha256", {}):
+        return
+    else:
+        document[key] = value
+    assert changed_conclusions(document)
+
+
+@pytest.mark.parametrize("key", ["jobid", "run_id"])
+@pytest.mark.parametrize("value", [None, "", "8", 7])
+def test_a_run_of_nobody_is_noticed(key: str, value: object) -> None:
+    document = sealed(failed(), FAILED_3)
+    document["run"][key] = value
+    assert changed_conclusions(document)
+    document = receipt(failed())
+    document[key] = value
+    assert bool(changed_conclusions(document)) == (value != "8")
+
+
 def test_saved_conclusions_are_not_believed() -> None:
     document = sealed(completed(), FAILED_3)
     document["slurm"] |= {"code": 0, "state": "COMPLETED", "standing": "settled"}
@@ -422,3 +455,5 @@ def test_a_mangled_receipt_is_judged_or_refused(path: tuple[Any, ...], value: An
         return
     assert verdict.outcome in ("success", "failure", "unverifiable")
     assert isinstance(same, bool)
+    with suppress(NotAReceipt):
+        assert isinstance(changed_conclusions(document), list)
