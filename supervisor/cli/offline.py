@@ -86,7 +86,7 @@ def _array(jobid: str, names: tuple[str, ...], doubt: str, readings: list[Readin
 
 
 def _write_outcomes(jobid: str, sealed: Sealed) -> None:
-    from supervisor.runs.sealing import outcome_lines, write_outcomes
+    from supervisor.runs.outcomes import outcome_lines, write_outcomes
 
     for document in sealed.documents if sealed.whole else ():
         sealed.trouble += write_outcomes([], document["jobid"], document["slurm"]["outcome_line"])

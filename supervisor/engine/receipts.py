@@ -42,11 +42,16 @@ def seal(run_dir: StrPath, document: dict[str, Any]) -> bool:
     return True
 
 
+def outcome_file(directory: StrPath, jobid: str) -> Path:
+    """Where the outcome of a job is written."""
+    return Path(directory, f"slurm_job_{jobid}_outcome.txt")
+
+
 def write_outcome(directories: list[StrPath], jobid: str, line: str) -> list[Path]:
     """`slurm_job_<id>_outcome.txt` with the raw record that decided, atomically, in each directory. Raises OSError."""
     written = []
     for directory in dict.fromkeys(os.path.abspath(directory) for directory in directories):
-        path = Path(directory, f"slurm_job_{jobid}_outcome.txt")
+        path = outcome_file(directory, jobid)
         replace(path, line.rstrip("\n").encode() + b"\n")
         written.append(path)
     return written

@@ -23,6 +23,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from supervisor.runs.registry import JOURNAL
@@ -153,6 +154,14 @@ def _opening(run_dir: str) -> tuple[Document | None, str]:
         return None, f"{path}: {error.strerror or error}"
     except (ValueError, KeyError, TypeError):
         return None, f"{path} does not begin with the opening of a run"
+
+
+def epoch(text: object) -> float | None:
+    """The epoch seconds of a time in a journal or receipt; None for what is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
+    except ValueError:
+        return None
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

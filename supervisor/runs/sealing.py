@@ -7,8 +7,7 @@ not sealed again: terminal evidence is immutable. But it counts only where it is
 record, where it was just read, does not say otherwise; else it is told, set aside under another name, and the real one
 is made.
 
-With each sealing goes the outcome file, `slurm_job_<id>_outcome.txt`: the raw record that decided, or
-`<id>|UNVERIFIABLE|`, beside each run and where a CI job looks for it. A whole array has one such line for each task.
+With each sealing goes the outcome file (`outcomes.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Final
 
 from supervisor import versions
@@ -28,12 +26,14 @@ from supervisor.core.submission import Submission
 from supervisor.core.truth import Truth, deciding, restarts_of
 from supervisor.core.verdict import count_outcomes, judge_parts
 from supervisor.engine import receipts
+from supervisor.runs.outcomes import outcome_lines, write_outcomes
 from supervisor.runs.papers import (
     RECEIPT,
     RUN_RECEIPT,
     Document,
     Papers,
     Unreadable,
+    epoch,
     papers_of,
     read_receipt,
     set_aside,
@@ -47,11 +47,12 @@ RECEIPT_POLL: Final = 0.2  # seconds
 @dataclass
 class Sealed:
     """The document of each run of the job (or of the job alone), and sentences about what could not be saved. `whole`
-    is the document over all of them where there are several."""
+    is the document over all of them where there are several; `before`: all was sealed before, and needs no saving."""
 
     documents: list[Document]
     trouble: list[str] = field(default_factory=list)
     whole: Document | None = None
+    before: bool = False
 
     @property
     def document(self) -> Document:
@@ -62,15 +63,15 @@ class Sealed:
     def code(self) -> int:
         """The verdict's code; a success of which something could not be saved is none."""
         code = int(self.document["verdict"]["code"])
-        return code or (codes.FAULT if self.trouble else codes.OK)
+        return code or (codes.FAULT if self.trouble and not self.before else codes.OK)
 
 
-def one_of_runs(jobid: str, documents: list[Document], trouble: list[str]) -> Sealed:
+def one_of_runs(jobid: str, documents: list[Document], trouble: list[str], before: bool = False) -> Sealed:
     """A job with several runs has a receipt for each; its verdict is the first that is no success."""
     if len(documents) == 1:
-        return Sealed(documents, trouble)
+        return Sealed(documents, trouble, before=before)
     worst = next((d for d in documents if d["verdict"]["code"]), documents[0])
-    return Sealed(documents, trouble, _whole(jobid, worst["verdict"], documents))
+    return Sealed(documents, trouble, _whole(jobid, worst["verdict"], documents), before)
 
 
 def seal_job(
@@ -116,7 +117,7 @@ def seal_job(
             f"({', '.join(map(os.path.basename, mine))}) are of earlier attempts and tell nothing about this end"
         )
     trouble += write_outcomes(ours, jobid, documents[0]["slurm"]["outcome_line"])
-    return one_of_runs(jobid, documents, trouble)
+    return one_of_runs(jobid, documents, trouble, before=len(case.before) == len(documents))
 
 
 def seal_array(jobid: str, tasks: Mapping[str, Truth], patience: float, doubt: str = "") -> Sealed:
@@ -140,12 +141,8 @@ def whole_array(jobid: str, tasks: Mapping[str, Sealed], doubt: str = "") -> Sea
     documents = [document for sealed in tasks.values() for document in sealed.documents]
     trouble = [text for sealed in tasks.values() for text in sealed.trouble]
     counts = count_outcomes(sealed.document["verdict"]["outcome"] for sealed in tasks.values())
-    return Sealed(documents, trouble, {**_whole(jobid, verdict, documents), "counts": counts})
-
-
-def outcome_lines(jobid: str, documents: Sequence[Document]) -> str:
-    """What the outcome file of a whole array says: a line for each task."""
-    return "\n".join(document["slurm"]["outcome_line"] for document in documents) or f"{jobid}|UNVERIFIABLE|"
+    before = all(sealed.before for sealed in tasks.values())
+    return Sealed(documents, trouble, {**_whole(jobid, verdict, documents), "counts": counts}, before)
 
 
 def _whole(jobid: str, verdict: Mapping[str, object], documents: list[Document]) -> Document:
@@ -165,7 +162,8 @@ def sealed_already(jobid: str, run_dirs: Sequence[str]) -> Sealed | None:
     documents = [sealed for run_dir in run_dirs if (sealed := papers_of(run_dir).sealed)]
     if not documents or len(documents) != len(run_dirs):
         return None
-    return one_of_runs(jobid, documents, write_outcomes(run_dirs, jobid, documents[0]["slurm"]["outcome_line"]))
+    trouble = write_outcomes(run_dirs, jobid, documents[0]["slurm"]["outcome_line"])
+    return one_of_runs(jobid, documents, trouble, before=True)
 
 
 def is_denied(run_dirs: Sequence[str], truth: Truth) -> bool:
@@ -208,13 +206,6 @@ def known_of(submission: Submission | None) -> Known:
     return Known(cluster, user, name, submission.asked_at, submission.answered_at)
 
 
-def _epoch(text: object) -> float | None:
-    try:
-        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
-    except ValueError:
-        return None
-
-
 def job_of(run_dir: str) -> str:
     """The id of the run's job. Raises Unreadable."""
     return papers_of(run_dir).jobid
@@ -231,7 +222,7 @@ def stranger(papers: Papers, truth: Truth) -> str | None:
     if not opening and papers.run is None:
         raise Unreadable(papers.not_ours[JOURNAL])
     begun = opening.get("utc") if opening else papers.run and papers.run.get("started")
-    opened = _epoch(begun)
+    opened = epoch(begun)
     if opened is None:
         raise Unreadable(f"{papers.run_dir}: its opening cannot be read: {begun!r} is no time")
     other = stranger_of(truth, Known(str(opening.get("cluster") or ""), str(opening.get("user") or ""), opened=opened))
@@ -251,6 +242,7 @@ class _Case:
     doubts: Sequence[str]
     patience: float
     trouble: list[str]
+    before: list[str] = field(default_factory=list)  # the runs that were sealed already
 
     def seal(self, run_dir: str) -> Document:
         """The sealed receipt of a run, made only when Slurm's records decide and the engine has said its last word, and
@@ -259,6 +251,7 @@ class _Case:
         papers = papers_of(run_dir)
         denied = contradicted(papers.sealed, truth) if papers.sealed else None
         if papers.sealed is not None and not denied:
+            self.before.append(run_dir)
             return papers.sealed
         run, digest, last_word = _last_word(run_dir, self.patience if truth.settled else 0.0)
         document = self.document(run, digest)
@@ -337,15 +330,3 @@ def _last_word(run_dir: str, patience: float) -> tuple[Document, str | None, boo
             lost = folded["alive"] is not True
             return {**folded, "engine_lost": lost}, None, lost
         time.sleep(RECEIPT_POLL)
-
-
-def write_outcomes(run_dirs: Sequence[str], jobid: str, lines: str) -> list[str]:
-    """The outcome file beside each run and where a CI job looks for it. Returns what could not be written."""
-    trouble = []
-    for directory in (*run_dirs, os.environ.get("GITHUB_WORKSPACE") or "."):
-        try:
-            receipts.write_outcome([directory], jobid, lines)
-        except OSError as error:
-            what = error.strerror or error
-            trouble.append(f"the outcome file could not be written in {os.path.abspath(directory)}: {what}")
-    return trouble

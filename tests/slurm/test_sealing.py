@@ -75,6 +75,27 @@ def test_a_run_whose_engine_was_killed_is_never_a_success(jobs: Jobs) -> None:
     assert document["slurm"]["state"] == "COMPLETED"
 
 
+def test_a_rank_that_copies_an_old_run_over_its_own_proves_nothing_by_it(jobs: Jobs) -> None:
+    """Receipts, journal and all. The engine writes its own receipt at the end; the copied seal is set aside."""
+    old = jobs.submit(two_ranks(jobs, GO), nodes=2)
+    go(old)
+    old.job_end("COMPLETED")
+    assert verify(jobs, str(old.jobid))[0] == 0
+    copying = f"cp -r {old.directory}/journal.jsonl {old.directory}/*.json $ALLOCD_RUN_DIR/"
+    run = jobs.submit(two_ranks(jobs, sh(f"{UP}; {await_files('go', 1)}; {copying}; exit 7")), nodes=2)
+    go(run)
+    run.job_end("FAILED")
+    done = jobs.allocctl("wait", "--json", str(run.jobid), timeout=90)
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["run_id"], document["verdict"]["origin"]) == (7, str(run.jobid), "native")
+    assert document == verify(jobs, str(run.jobid))[1] == run.receipt("receipt.json")
+    assert run.receipt("receipt.json.not-ours") == old.receipt("receipt.json")
+    assert "is of run" in " ".join(document["disagreements"])
+    for verb in ("status", "explain", "receipt"):
+        said = jobs.allocctl(verb, str(run.jobid))
+        assert (said.returncode, "succe" in said.stdout.splitlines()[1]) == (0, False), said.stdout
+
+
 def test_a_success_of_the_engine_is_none_when_slurm_says_cancelled(jobs: Jobs) -> None:
     run = jobs.submit(two_ranks(jobs, GO), nodes=2, after="sleep 1000")
     go(run)
