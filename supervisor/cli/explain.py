@@ -13,7 +13,7 @@ from typing import Final
 from supervisor.cli.output import refuse
 from supervisor.cli.status import how
 from supervisor.core import codes
-from supervisor.core.text import printable
+from supervisor.core.text import block, printable
 from supervisor.runs.registry import NoSuchRun, find_run
 from supervisor.runs.saved import Document, Unreadable, run_document
 
@@ -44,8 +44,13 @@ def run(args: argparse.Namespace) -> int:
         keys = ("run_id", "verdict", "first_failure", "consequences", "doubts", "notes", "status", "timeline")
         print(json.dumps({"schema_version": 1, **{key: document[key] for key in keys}, "over": over}, indent=1))
     else:
-        print("\n".join(story(document, over, args.all)))
+        print("\n".join(block(line, _indent(line)) for line in story(document, over, args.all)))
     return codes.OK
+
+
+def _indent(line: str) -> str:
+    """That of the lines after the first, of words that have several."""
+    return " " * (len(line) - len(line.lstrip()) + 2)
 
 
 def story(document: Document, over: bool, whole: bool = False) -> Iterator[str]:

@@ -18,6 +18,7 @@ from supervisor.cli.runner import put
 from supervisor.core import events as ev
 from supervisor.core.state import RankState, RunState
 from supervisor.core.story import tell
+from supervisor.core.text import block
 
 BACKLOG: Final = 1000  # lines
 QUIET: Final = (ev.StepSpawned, ev.WatchChanged, ev.ArtifactsLooked, ev.Hello, ev.TreeGone, ev.StepEnded)
@@ -37,6 +38,7 @@ class Printer:
         self._drawn: tuple[str, ...] = ()
         self._wake = threading.Condition()
         self._closing = False
+        self._writing = False
         self._thread = threading.Thread(target=self._write, name="printer", daemon=True)
         self._thread.start()
 
@@ -47,34 +49,45 @@ class Printer:
                 self._lines.popleft()
                 self._dropped += 1
             self._lines.append(line)
-            self._wake.notify()
+            self._wake.notify_all()
 
     def show(self, frame: tuple[str, ...]) -> None:
         """Lines that stand below all others from now on, in place of those of the last call."""
         with self._wake:
             self._frame = frame
-            self._wake.notify()
+            self._wake.notify_all()
 
     def settle(self) -> None:
         """The frame becomes lines: what is printed from now on stands below it."""
         with self._wake:
             self._lines.extend(self._frame)
             self._frame = ()
-            self._wake.notify()
+            self._wake.notify_all()
+
+    def flush(self, limit: float = 1.0) -> None:
+        """Wait until what was queued is written, for at most `limit` seconds."""
+        with self._wake:
+            self._wake.wait_for(lambda: not self._lines and not self._writing, limit)
 
     def close(self, limit: float = 1.0) -> None:
         """Write what is left, for at most `limit` seconds."""
         with self._wake:
             self._closing = True
-            self._wake.notify()
+            self._wake.notify_all()
         self._thread.join(limit)
 
     def _write(self) -> None:
         try:
             while text := self._next():
                 self._put(text)
+                self._rest()
         except (OSError, ValueError):
-            pass  # nobody reads: the journal has it all
+            self._rest()  # nobody reads: the journal has it all
+
+    def _rest(self) -> None:
+        with self._wake:
+            self._writing = False
+            self._wake.notify_all()
 
     def _next(self) -> str:
         """What is to be written next, waited for; empty at the end."""
@@ -84,6 +97,7 @@ class Printer:
             lines, dropped, frame = list(self._lines), self._dropped, self._frame
             self._lines.clear()
             self._dropped = 0
+            self._writing = True
         text = ""
         if self._drawn and (lines or frame != self._drawn):
             text += f"\x1b[{len(self._drawn)}A{_CLEAR_BELOW}"
@@ -112,7 +126,7 @@ class Plain:
     def __call__(self, record: ev.Record, state: RunState) -> None:
         text = tell(record.event)
         if text is not None and not isinstance(record.event, QUIET):
-            self._printer.print(f"{record.at - state.started_at:8.3f}s  {text}")
+            self._printer.print(f"{record.at - state.started_at:8.3f}s  {block(text)}")
 
 
 class Table:

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from supervisor.cli import runner
 from supervisor.core import codes
+from supervisor.core.text import printable
 
 
 def complain(text: object) -> None:
@@ -36,7 +37,9 @@ def tell(text: str) -> None:
 
 def put_lines(run_id: str, log: str, lines: list[bytes], jobid: str | None) -> None:
     """Print lines of a log, with the log's name before each; also with the run's, where it is another than the job's
-    first. Raises OSError."""
+    first. A terminal is shown control characters escaped, for it would obey them. Raises OSError."""
+    if sys.stdout.isatty():
+        lines = [os.fsencode(printable(line.decode(errors="replace"))) for line in lines]
     prefix = os.fsencode(f"{log}: " if jobid in (None, run_id) else f"{run_id}/{log}: ")
     put(b"".join(prefix + line + b"\n" for line in lines))
 

@@ -14,7 +14,7 @@ from supervisor.cli.output import put_lines
 from supervisor.core import events as ev
 from supervisor.core.state import RunState
 from supervisor.core.story import tell
-from supervisor.core.text import printable
+from supervisor.core.text import block
 from supervisor.core.truth import Truth
 from supervisor.runs.follow import LogLines, News, Over, Told, Trouble
 from supervisor.runs.saved import Document
@@ -42,6 +42,7 @@ class StoryTeller:
         self._counted = ""
         self.away: set[str] = set()  # ids about which Slurm cannot be asked now
         self._failed: set[str] = set()
+        self._printed: set[str] = set()  # runs of which lines were printed
         self._mute = False
         self.was_cancelled = False
 
@@ -116,16 +117,19 @@ class StoryTeller:
         text = tell(record.event)
         if text is not None and not isinstance(record.event, QUIET):
             which = f"{run_id}  " if self._target.array or run_id != self._target.jobid else ""
-            self._print(f"{which}{record.at - state.started_at:8.3f}s  {printable(text)}")
+            self._print(f"{which}{record.at - state.started_at:8.3f}s  {block(text)}")
         failure = state.first_failure
         if failure is not None and run_id not in self._failed:
             self._failed.add(run_id)
-            self.say(f"run {run_id}, first failure: {printable(failure.text)}")
+            self.say(f"run {run_id}, first failure: {block(failure.text)}")
 
     def lines(self, lines: LogLines) -> None:
         """Lines of a log, to stdout. When nobody reads there any more, the rest is for the files alone."""
         if not self._mute:
             try:
+                if self._printer is not None and lines.run_id not in self._printed:
+                    self._printer.flush()  # a run is named before its first line, where both streams are one
+                self._printed.add(lines.run_id)
                 put_lines(lines.run_id, lines.log, lines.lines, self._target.jobid)
             except OSError as error:
                 self._mute = True
@@ -170,7 +174,7 @@ def verdict_lines(documents: list[Document], target: Target, reasons: dict[str, 
         for text in _reasons(document, target, reasons):
             if text not in said:
                 said += f"\n{text}"
-                yield f"  {text}"
+                yield f"  {block(text)}"
         if verdict["code"] and tails:
             tails -= 1
             yield from _last_words(document, target)

@@ -85,6 +85,8 @@ def find_run(name: str | None) -> str:
     for place in places:
         if os.path.exists(os.path.join(place, JOURNAL)):
             return os.path.realpath(place)
+    if re.fullmatch(r"-\d+|0+", wanted):
+        raise NoSuchRun(f"{wanted!r} is no job's id: those are whole numbers from 1 on")
     looked = ", ".join(places)
     raise NoSuchRun(f"no run {wanted!r}: there is no {JOURNAL} in {looked}: name its run directory")
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from supervisor.cli import explain
 from supervisor.cli.main import main
 from tests.faults.local import SERVE, Local, Run, await_files, role, sh, until
 
@@ -133,6 +134,20 @@ def test_explain_of_a_success_is_short(call: Call, ended: Callable[[str], Run]) 
     everything = call("explain", "--all", ended("success").directory)
     assert len(everything.out.splitlines()) >= len(said.out.splitlines())
     assert "`--all`" not in everything.out
+
+
+def test_explain_keeps_words_of_several_lines_together(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain, "find_run", lambda name: name)
+    monkeypatch.setattr(explain, "run_document", lambda path: ({}, True))
+    monkeypatch.setattr(explain, "story", lambda *_: iter(["Timeline:", "  srun: one\nerror: two\x07"]))
+    assert call("explain", "7").out == "Timeline:\n  srun: one\n    error: two\\x07\n"
+
+
+@pytest.mark.parametrize("verb", ["wait", "status", "logs"])
+@pytest.mark.parametrize("word", ["0", "-1"])
+def test_what_is_no_jobs_id(call: Call, verb: str, word: str) -> None:
+    done = call(verb, word)
+    assert done.code == 69 and f"{word!r} is no job's id: those are whole numbers from 1 on" in done.err
 
 
 def test_explain_for_programs(call: Call, ended: Callable[[str], Run]) -> None:

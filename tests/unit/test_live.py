@@ -18,11 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.cli import live
+from supervisor.cli import live, telling
 from supervisor.cli.live import Plain, Printer, Table, reporter
 from supervisor.cli.main import main
 from supervisor.core import events as ev
 from supervisor.core.state import End, RankState, RunState
+from supervisor.runs.follow import LogLines
+from supervisor.runs.target import Target
 from tests.faults.local import ALLOCCTL, LIMIT, SERVE, Local, await_files, role, sh, touch, until
 
 FRAME = ("rank 0", "rank 1")
@@ -84,6 +86,35 @@ def test_a_reader_that_does_not_read_holds_nobody_and_is_told_what_it_missed(
     assert first == "first"
     assert dropped.startswith("... 7 lines that nobody read in time")
     assert rest == ["line 7", "line 8", "line 9"]
+
+
+def test_what_was_queued_is_waited_for_but_not_for_ever(stream: Stream, printer: Printer) -> None:
+    printer.print("first")
+    printer.flush(0.01)
+    assert stream.getvalue() == ""
+    stream.open.set()
+    printer.print("second")
+    printer.flush(LIMIT)
+    assert stream.getvalue() == "first\nsecond\n"
+
+
+def test_a_run_is_named_before_its_first_line(
+    stream: Stream, printer: Printer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.open.set()
+    before: list[str] = []
+    monkeypatch.setattr(telling, "put_lines", lambda *_: before.append(stream.getvalue()))
+    teller = telling.StoryTeller(Target("7", {"7": ("7",)}), printer)
+    teller.say("run 7 in /runs/7")
+    teller.lines(LogLines("7", "rank-0.a.out", [b"words"]))
+    assert before == ["allocctl: run 7 in /runs/7\n"]
+
+
+def test_words_of_several_lines_stay_together(stream: Stream, printer: Printer) -> None:
+    stream.open.set()
+    Plain(printer)(ev.Record(1, 0.0, "", ev.Noted("one\ntwo\x1b[31m")), RunState())
+    printer.close(LIMIT)
+    assert stream.getvalue() == "   0.000s  one\n    two\\x1b[31m\n"
 
 
 def test_a_stream_that_breaks_is_left_alone() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from supervisor.cli.main import main
+from supervisor.cli.output import put_lines
 from supervisor.runs.growing import LEAST, LONG, LOOK
 from tests.faults.local import ALLOCCTL, LIMIT, until
 from tests.unit.test_follow import append, end_run, line, opening
@@ -188,3 +191,18 @@ def test_a_reader_that_has_left_ends_the_following(run_dir: Path, alive: Callabl
         process.stdout.close()
         append(path, b"two\n")
         assert process.wait(LIMIT) == 1
+
+
+def test_a_terminal_obeys_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is shown what is in the log; files and pipes get the bytes."""
+    lines = [b"\x1b[31mred\x07 \xc3\xbc\xff"]
+    master, slave = pty.openpty()
+    with open(master, "rb", buffering=0) as shown, open(slave, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        put_lines("7", "log", lines, "7")
+        assert shown.read(100) == "log: \\x1b[31mred\\x07 ü\ufffd\r\n".encode()
+    reading, writing = os.pipe()
+    with open(reading, "rb", buffering=0) as shown, open(writing, "w", encoding="utf-8") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        put_lines("7", "log", lines, "7")
+        assert shown.read(100) == b"log: " + lines[0] + b"\n"
