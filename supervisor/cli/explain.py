@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from supervisor.cli.output import refuse
-from supervisor.cli.status import how
+from supervisor.cli.status import how, is_lost
 from supervisor.core import codes
 from supervisor.core.text import block, printable
 from supervisor.runs.registry import NoSuchRun, find_run
@@ -74,8 +74,9 @@ def story(document: Document, over: bool, whole: bool = False) -> Iterator[str]:
     told = {item["rank"] for item in fell} | ({failure["rank"]} if failure else set())
     rest = (rank for rank in document["ranks"] if rank["rank"] not in told)
     title = "Other ranks" if told - {None} else "Ranks"
-    seen = "" if over or document["alive"] else ", as they were last seen"
-    yield from _section(title + seen, _grouped((rank, _how(rank)) for rank in rest))
+    lost = is_lost(document, over)
+    seen = "" if over or lost or document["alive"] else ", as they were last seen"
+    yield from _section(title + seen, _grouped((rank, _how(rank, lost)) for rank in rest))
     yield from _section("Artifacts", (_artifact(item, said) for item in document["artifacts"]))
     yield from _section("Marker", [_marker(document)])
     collected = (document["collected"] or {}).get("errors", ())
@@ -149,8 +150,8 @@ def tail(path: str | int) -> list[str]:
     return [printable(line[:TAIL_COLUMNS]) for line in text.splitlines()[-TAIL_LINES:]]
 
 
-def _how(rank: Document) -> str:
-    return how(rank) if rank["end"] is None or rank["refused"] else f"ended with {how(rank)}"
+def _how(rank: Document, lost: bool) -> str:
+    return how(rank, lost) if rank["end"] is None or rank["refused"] else f"ended with {how(rank)}"
 
 
 def _artifact(item: Document, said: Iterable[str]) -> str:

@@ -225,7 +225,7 @@ def _table_of_ranks(run: Document) -> Iterator[str]:
     for rank in run["ranks"]:
         number = rank["rank"]
         why = "failed first" if number == first else "failed" if number in failed else fell.get(number, "")
-        rows.append((number in failed, (number, rank["role"], rank["node"], how(rank), why)))
+        rows.append((number in failed, (number, rank["role"], rank["node"], how(rank, run["engine_lost"]), why)))
     yield ""
     yield from _table(("rank", "role", "node", "end", ""), rows, RANKS)
 

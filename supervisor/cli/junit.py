@@ -112,7 +112,7 @@ def _rank(run: Document, rank: Document) -> Case:
     if fell:
         return Case(name, "skipped", f"{fell['text']} ({fell['reason']})", seconds=seconds)
     if rank["end"] is None:
-        return Case(name, "error", how(rank), "unseen", seconds=seconds)
+        return Case(name, "error", how(rank, run["engine_lost"]), "unseen", seconds=seconds)
     return Case(name, seconds=seconds)
 
 

@@ -52,8 +52,10 @@ def summary(document: Document, over: bool) -> Document:
 
 def _lines(document: Document, over: bool) -> list[str]:
     lines = [f"{document['run_id']}  {document['name']}  {document['run_dir']}", _state(document, over)]
+    lost = is_lost(document, over)
     lines += (
-        f"  rank {rank['rank']:>3}  {rank['role']:<14} {rank['node']:<18} {how(rank)}" for rank in document["ranks"]
+        f"  rank {rank['rank']:>3}  {rank['role']:<14} {rank['node']:<18} {how(rank, lost)}"
+        for rank in document["ranks"]
     )
     lines += (f"  artifact {item['contract']}: {item['state']}" for item in document["artifacts"])
     if not over:
@@ -85,13 +87,19 @@ def _state(document: Document, over: bool) -> str:
     return f"{document['phase']}{engine}"
 
 
-def how(rank: Document) -> str:
-    """How a rank does, in words."""
+def is_lost(run: Document, over: bool) -> bool:
+    """Whether a run has ended (`over`), or will never go on, and what is known of it is what its engine last wrote."""
+    return bool(run["engine_lost"]) and (over or run.get("alive") is False)
+
+
+def how(rank: Document, lost: bool = False) -> str:
+    """How a rank does, in words. `lost`: the engine is, and nobody saw what came after."""
     end: dict[str, Any] | None = rank["end"]
     if rank["refused"]:
         return f"not executed: {rank['refused']}"
     if end is None:
         over = "ended unseen" if rank["started"] else "never started"
-        return over if rank["phase"] == "over" else "silent" if rank["silent"] else str(rank["phase"])
+        now = over if rank["phase"] == "over" else "silent" if rank["silent"] else str(rank["phase"])
+        return now if not lost or now == over else f"{now} when the engine was lost"
     text = f"code {end['code']}" if end["code"] is not None else f"signal {end['signal']}"
     return f"{text} (stopped: {rank['stop']})" if end["ordered"] else text

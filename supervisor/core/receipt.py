@@ -61,7 +61,8 @@ def run_receipt(
     """What the run shows. `engine_lost`: folded from a journal whose engine left no receipt."""
     opened = state.opened
     assert opened is not None  # noqa: S101 - a run that was not opened has no receipt
-    evidence = evidence_of(state, engine_lost=engine_lost)
+    told, ended = timeline(records), records[-1].utc if records else None
+    evidence = evidence_of(state, engine_lost=engine_lost, last_word=_last_word(ended, told))
     in_job = opened.launcher == "slurm"
     verdict = judge_run(evidence, final=not in_job)
     first = first_failure(evidence.failures)
@@ -76,7 +77,7 @@ def run_receipt(
         "nodes": opened.nodes,
         "host": opened.host,
         "started": records[0].utc if records else None,
-        "ended": records[-1].utc if records else None,
+        "ended": ended,
         "seconds": round(records[-1].at - records[0].at, 3) if records else None,
         "verdict": verdict.as_dict(),
         "job_end": "not known yet: `allocctl verify` seals this receipt with Slurm's record" if in_job else "no job",
@@ -100,9 +101,14 @@ def run_receipt(
         "time_limit": state.end_utc,
         "notes": list(state.notes),
         "journal_trouble": journal_trouble,
-        "timeline": timeline(records),
+        "timeline": told,
         "versions": dict(versions),
     }
+
+
+def _last_word(ended: str | None, told: Sequence[Document]) -> str:
+    """When a journal ends, and with what."""
+    return f"{ended}" + (f" ({told[-1]['text']})" if told else "") if ended else ""
 
 
 def statuses(state: RunState) -> Document:
@@ -255,6 +261,7 @@ def evidence_from(run: Document) -> Evidence:
             doubts=tuple(run["doubts"]),
             not_collected=tuple(run["not_collected"]),
             engine_lost=run["engine_lost"] is not False,
+            last_word=_last_word(run.get("ended"), run.get("timeline") or ()),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise NotAReceipt(f"the run's evidence cannot be read: {_lacking(error)}") from error

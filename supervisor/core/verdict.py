@@ -55,13 +55,21 @@ REASONS: Final = ("rank_failed", "artifacts", "marker", "deadline", "fault")
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a run left to be judged. `engine_lost`: it was folded from a journal whose engine wrote no receipt."""
+    """What a run left to be judged. `engine_lost`: it was folded from a journal whose engine wrote no receipt, and
+    `last_word` tells where that ends."""
 
     completed: bool
     failures: tuple[Failure, ...] = ()
     doubts: tuple[str, ...] = ()
     not_collected: tuple[str, ...] = ()
     engine_lost: bool = False
+    last_word: str = ""
+
+    @property
+    def loss(self) -> str:
+        """What became of the engine, in a sentence; "" where it wrote its receipt."""
+        ends = f", and its journal ends at {self.last_word}" if self.last_word else ""
+        return f"the engine was lost: it left no run receipt{ends}" if self.engine_lost else ""
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ class Verdict:
         return {**asdict(self), "because": list(self.because)}
 
 
-def evidence_of(state: RunState, *, engine_lost: bool = False) -> Evidence:
+def evidence_of(state: RunState, *, engine_lost: bool = False, last_word: str = "") -> Evidence:
     """The evidence that a run's state holds."""
     errors = state.collected.errors if state.collected else ()
     required = state.plan is not None and state.plan.collect.required
@@ -91,6 +99,7 @@ def evidence_of(state: RunState, *, engine_lost: bool = False) -> Evidence:
         doubts=state.doubts,
         not_collected=tuple(errors) if required else (),
         engine_lost=engine_lost,
+        last_word=last_word,
     )
 
 
@@ -110,7 +119,7 @@ def judge_run(evidence: Evidence, *, final: bool) -> Verdict:
     if failure is not None:
         return _failed(failure, final)
     if evidence.engine_lost or not evidence.completed:
-        why = "the engine ended without a receipt" if evidence.engine_lost else "the run was not completed"
+        why = evidence.loss or "the run was not completed"
         return _unverifiable(why, (why,), final)
     if evidence.doubts:
         return _unverifiable(evidence.doubts[0], evidence.doubts, final)
@@ -139,23 +148,27 @@ def judge_sealed(evidence: Evidence | None, truth: Truth, contradictions: tuple[
         return _without_record(run, truth)
     failure = None if evidence is None else first_failure(evidence.failures)
     if run is None or failure is None:
-        verdict = _run_or_record(run, truth)
+        verdict = _run_or_record(run, truth, evidence)
         denied = verdict.outcome == "success" and contradictions
         return _unverifiable(contradictions[0], (*verdict.because, *contradictions), True) if denied else verdict
     native = class_of(failure) == NATIVE
     if explains_ends(truth) and (failure.provisional or not native):
         return _by_slurm(truth, f"first observed, and explained by that: {failure.text}")
     if native:
-        return _failed(failure, True, (_record_of(truth), *_comparison(failure.code, truth)))
-    return _run_or_record(run, truth)
+        lost = (evidence.loss,) if evidence and evidence.engine_lost else ()
+        return _failed(failure, True, (_record_of(truth), *_comparison(failure.code, truth), *lost))
+    return _run_or_record(run, truth, evidence)
 
 
-def _run_or_record(run: Verdict | None, truth: Truth) -> Verdict:
+def _run_or_record(run: Verdict | None, truth: Truth, evidence: Evidence | None) -> Verdict:
     """No rank failed by itself: the run's own word counts where Slurm's record does not deny it."""
     if run is None:
         return _by_slurm(truth)
     if truth.succeeded or (run.outcome != "success" and confirms(truth, run.code)):
         return replace(run, because=(*run.because, _record_of(truth)))
+    if evidence is not None and evidence.engine_lost:
+        verdict = _by_slurm(truth, evidence.loss)
+        return replace(verdict, summary=f"{verdict.summary}; {evidence.loss}")
     return _by_slurm(truth, f"the run itself says {run.outcome} ({run.code}), which Slurm's record denies")
 
 

@@ -54,17 +54,20 @@ def test_what_a_killed_engine_leaves_is_told_and_never_a_success(local: Local, l
     status = local.allocctl("status", name)
     assert status.returncode == 0
     assert "its engine is gone" in status.stdout
+    assert status.stdout.count("running when the engine was lost") == 3
     document = json.loads(local.allocctl("status", "--json", name).stdout)
     assert (document["engine"], document["over"]) == ("lost", False)
     assert document["verdict"]["outcome"] == "unverifiable"
 
     explain = local.allocctl("explain", name)
     assert explain.returncode == 0
-    assert "engine" in explain.stdout
+    assert "running when the engine was lost" in explain.stdout
 
     verify = local.allocctl("verify", name, "--json")
     assert verify.returncode == 75
-    assert json.loads(verify.stdout)["verdict"]["outcome"] == "unverifiable"
+    verdict = json.loads(verify.stdout)["verdict"]
+    assert verdict["outcome"] == "unverifiable"
+    assert "the engine was lost: it left no run receipt, and its journal ends at " in verdict["summary"]
 
     assert local.allocctl("receipt", name).returncode == 75
     assert local.allocctl("logs", name, "-f").returncode == 0  # it ends, for nothing more can come

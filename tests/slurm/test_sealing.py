@@ -62,6 +62,9 @@ def test_a_run_whose_engine_was_killed_is_never_a_success(jobs: Jobs) -> None:
     code, document = verify(jobs, str(run.jobid))
     assert (code, document["verdict"]["outcome"], document["verdict"]["origin"]) == (137, "failure", "slurm")
     assert (document["run"]["engine_lost"], document["run_sha256"]) == (True, None)
+    assert "the engine was lost: it left no run receipt, and its journal ends at " in document["verdict"]["summary"]
+    for verb in ("status", "explain"):
+        assert "running when the engine was lost" in jobs.allocctl(verb, str(run.jobid)).stdout
     assert run.receipt("receipt.json") == document
     assert not (run.directory / "receipt.run.json").exists()
     # The same where the script hides it: Slurm calls the job COMPLETED, and nothing proves a success.
@@ -71,7 +74,7 @@ def test_a_run_whose_engine_was_killed_is_never_a_success(jobs: Jobs) -> None:
     hidden.job_end("COMPLETED")
     code, document = verify(jobs, str(hidden.jobid))
     assert (code, document["verdict"]["outcome"]) == (75, "unverifiable")
-    assert "the engine ended without a receipt" in document["verdict"]["summary"]
+    assert "the engine was lost: it left no run receipt, and its journal ends at " in document["verdict"]["summary"]
     assert document["slurm"]["state"] == "COMPLETED"
 
 
