@@ -167,6 +167,18 @@ def test_nodes_that_contradict_each_other_both_say_so(tmp_path: Path) -> None:
         )
 
 
+def test_a_contradiction_of_others_is_no_concern_of_a_node(tmp_path: Path) -> None:
+    benchmark, other = Benchmark(nodes=3, points=1), Benchmark(nodes=3, points=1, run_id="run-2")
+    for node in range(3):
+        said_by = other if node == 1 else benchmark
+        put(tmp_path, said_by.rank_name(node), json.dumps(said_by.rank(node)))
+    places = [place(tmp_path, node, 3) for node in range(3)]
+    with looking(*places) as eyes:
+        for where in places:
+            eyes.look(where)
+        assert [eyes.look(where).answer for where in places] == ["invalid", "invalid", "ranks_complete"]
+
+
 PINS: dict[str, Any] = {"run_id": "run-1", "grid_digest": "grid-decode-2", "mode": "decode"}
 
 
@@ -307,10 +319,10 @@ def test_a_directory_that_cannot_be_read_is_the_only_complaint(tmp_path: Path) -
 
 
 def test_many_contradictions_are_told_in_few_sentences(tmp_path: Path) -> None:
-    benchmark = Benchmark(local=40, points=1)
-    for rank in range(40):
+    benchmark = Benchmark(local=44, points=1)
+    for rank in range(44):
         put(tmp_path, benchmark.rank_name(rank), changed(json.dumps(benchmark.rank(rank)), run_id=f"run-{rank > 0}"))
-    first, second = place(tmp_path, 0, 2, ranks_per_node=20), place(tmp_path, 1, 2, ranks_per_node=20)
+    first, second = place(tmp_path, 0, 2, ranks_per_node=22), place(tmp_path, 1, 2, ranks_per_node=22)
     with looking(first, second) as eyes:
         eyes.look(second)
         finding = eyes.look(first)
