@@ -159,6 +159,8 @@ def _judge(places: Sequence[Place]) -> list[Document]:
 
     judge = examiner(places)
     try:
+        for place in places[1:]:
+            judge.look(place)  # nodes are compared: the first is told with what the others hold
         findings = [judge.look(place) for place in places]
         while any((judge.again(place) or AT_WORK + 1) <= AT_WORK for place in places):
             time.sleep(AT_WORK)  # a large file, or the plan's own checker: both have limits

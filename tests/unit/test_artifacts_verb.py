@@ -109,6 +109,15 @@ def test_pins_and_sizes_that_are_contradicted_are_invalid(
     assert word in out
 
 
+def test_nodes_that_contradict_each_other_are_both_told(call: Callable[..., Any], tmp_path: Path) -> None:
+    place = put(tmp_path / "d", TWO_NODES, 0)
+    put(place, Benchmark(nodes=2, local=4, run_id="run-2"), 1)
+    words = ("--ranks", "0-7", "--ranks-per-node", "4", "--json")
+    found = document(call(place, "--contract", "fpm", *words))
+    assert [item["state"] for item in found["contracts"]] == ["invalid", "invalid"]
+    assert found["exit"] == 65
+
+
 def test_older_files_by_option_only(call: Callable[..., Any], tmp_path: Path) -> None:
     old = Benchmark(local=2, legacy=True, engine=False)
     place = put(tmp_path / "d", old, probe=False)
