@@ -280,6 +280,9 @@ class Agent:
                 self.spec = Spec(json.loads(document))
             except (ValueError, RecursionError) as error:
                 self.refuse("spec", str(error))
+            else:
+                if self.spec.watch:
+                    self.get_ready_to_watch(self.spec)
 
     def on_start(self, _: dict[str, Any]) -> None:
         if self.state != WAITING:
@@ -383,17 +386,22 @@ class Agent:
 
     # hints
 
+    def get_ready_to_watch(self, spec: Spec) -> None:
+        from supervisor.agent.hints import Hints  # here: most agents do without, and stay smaller
+
+        try:
+            self.hints = Hints(spec.watch)
+        except OSError as error:
+            self.note(f"no hints about files from this node: {error}")
+
     def watch(self) -> None:
         """Have the changes told in the directories that the spec names, if it names any."""
-        if self.spec is not None and self.spec.watch:
-            from supervisor.agent.hints import Hints  # here: most agents do without, and stay smaller
-
+        if self.hints is not None:
+            self.selector.register(self.hints.fileno(), selectors.EVENT_READ, self.on_hints)
             try:
-                self.hints = Hints(self.spec.watch)
-            except (OSError, RuntimeError) as error:
+                self.hints.begin()
+            except RuntimeError as error:
                 self.note(f"no hints about files from this node: {error}")
-            else:
-                self.selector.register(self.hints.fileno(), selectors.EVENT_READ, self.on_hints)
 
     def on_hints(self) -> None:
         assert self.hints is not None  # noqa: S101 - its descriptor brought us here

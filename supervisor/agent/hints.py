@@ -6,6 +6,8 @@ watches here, and tells the engine no more than "look": the files are read and j
 A directory on a file system that does not answer blocks whoever names it, and the agent has a rank to stop. So a thread
 watches, and speaks through a pipe: an empty line is a hint, any other a note. It blocks until there is something to
 say: without any events it costs nothing. The agent's end stops it.
+
+The agent imports this module with the spec, before the start: its archive may be on a file system that dies later.
 """
 
 from __future__ import annotations
@@ -30,9 +32,12 @@ class Hints:
     """Watches directories in a thread, to so many levels below each."""
 
     def __init__(self, trees: Iterable[Tree]) -> None:
-        """Raises OSError, RuntimeError (no thread to be had)."""
+        """Raises OSError."""
         self._trees = set(trees)
         self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def begin(self) -> None:
+        """Watch from now on. Raises RuntimeError when there is no thread to be had."""
         start_new_thread(self._watch, ())
 
     def fileno(self) -> int:
