@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from supervisor.cli.output import refuse
-from supervisor.cli.status import how, is_lost
+from supervisor.cli.status import how, is_lost, last_attempt
 from supervisor.core import codes
 from supervisor.core.text import block, printable
 from supervisor.runs.registry import NoSuchRun, find_run
@@ -37,14 +37,17 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Print the explanation. 0 when it could be told, 69 when there is no such run."""
     try:
-        document, over = run_document(find_run(args.run))
+        directory = find_run(args.run)
+        document, over = run_document(directory)
     except (NoSuchRun, Unreadable) as error:
         return refuse(args, error, codes.UNREACHABLE)
     if args.json:
         keys = ("run_id", "verdict", "first_failure", "consequences", "doubts", "notes", "status", "timeline")
         print(json.dumps({"schema_version": 1, **{key: document[key] for key in keys}, "over": over}, indent=1))
     else:
-        print("\n".join(block(line, _indent(line)) for line in story(document, over, args.all)))
+        print(
+            "\n".join(block(line, _indent(line)) for line in story(document, over, args.all, last_attempt(directory)))
+        )
     return codes.OK
 
 
@@ -53,7 +56,7 @@ def _indent(line: str) -> str:
     return " " * (len(line) - len(line.lstrip()) + 2)
 
 
-def story(document: Document, over: bool, whole: bool = False) -> Iterator[str]:
+def story(document: Document, over: bool, whole: bool = False, last: str | None = None) -> Iterator[str]:
     """The explanation, line by line."""
     verdict, failure = document["verdict"], document["first_failure"]
     yield _headline(document, over)
@@ -65,7 +68,9 @@ def story(document: Document, over: bool, whole: bool = False) -> Iterator[str]:
         yield f"  What failed first: {failure['text']}."
     reasons = (*(verdict["because"] if over else ()), *document["doubts"])
     yield from (f"  {text}." for text in _news(said, reasons))
-    if over and not verdict["final"]:
+    if last:
+        yield f"  This is an earlier attempt of job {document['jobid']}, which went on: the last attempt is {last}."
+    elif over and not verdict["final"]:
         yield "  Slurm has not said yet how the job ended; `allocctl verify` asks, and seals this."
     if not explained:
         yield from _last_words(document)

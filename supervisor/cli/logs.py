@@ -12,10 +12,10 @@ import json
 import os
 import sys
 
-from supervisor.cli.output import put, put_lines, refuse
+from supervisor.cli.output import complain, put, put_lines, refuse
 from supervisor.core import codes
 from supervisor.runs.growing import KINDS, Logs
-from supervisor.runs.registry import NoSuchRun, default_run, find_run
+from supervisor.runs.registry import NoSuchRun, attempt_of, default_run, find_run
 from supervisor.runs.saved import Unreadable
 
 
@@ -43,6 +43,8 @@ def _print(args: argparse.Namespace) -> int:
     run_dir = find_run(args.run)
     logs = Logs(run_dir, lambda rank, kind: _is_wanted(args, rank, kind))
     run_id = os.path.basename(run_dir)
+    if attempt_of(run_id) and args.run and not attempt_of(args.run):
+        complain(f"these are the logs of {run_id}, the job's last attempt")
     more = True
     while more:
         for name, lines in logs.look(last=True):

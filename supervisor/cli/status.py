@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
 from supervisor.cli.output import refuse
 from supervisor.core import codes
-from supervisor.runs.registry import NoSuchRun, find_run
+from supervisor.runs.registry import NoSuchRun, attempt_of, find_run, later_runs
 from supervisor.runs.saved import Document, Unreadable, run_document
 
 
@@ -23,11 +24,21 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Print the status. 0 when it could be told, 69 when there is no such run."""
     try:
-        document, over = run_document(find_run(args.run))
+        directory = find_run(args.run)
+        document, over = run_document(directory)
     except (NoSuchRun, Unreadable) as error:
         return refuse(args, error, codes.UNREACHABLE)
-    print(json.dumps(summary(document, over), indent=1) if args.json else "\n".join(_lines(document, over)))
+    last = last_attempt(directory)
+    if args.json:
+        print(json.dumps({**summary(document, over), "last_attempt": last}, indent=1))
+    else:
+        print("\n".join(_lines(document, over, last)))
     return codes.OK
+
+
+def last_attempt(run_dir: str) -> str | None:
+    """The run of the job's last attempt, where this one is of an earlier one."""
+    return next(map(os.path.basename, later_runs(run_dir)), None)
 
 
 def summary(document: Document, over: bool) -> Document:
@@ -50,8 +61,13 @@ def summary(document: Document, over: bool) -> Document:
     }
 
 
-def _lines(document: Document, over: bool) -> list[str]:
-    lines = [f"{document['run_id']}  {document['name']}  {document['run_dir']}", _state(document, over)]
+def _lines(document: Document, over: bool, last: str | None) -> list[str]:
+    lines = [f"{document['run_id']}  {document['name']}  {document['run_dir']}", state(document, over, last)]
+    if last:
+        lines.append(f"  an earlier attempt of job {document['jobid']}: the last one is {last}")
+    elif attempt := attempt_of(document["run_id"]):
+        earlier = f"an earlier one by its own id, as {document['jobid']}.r0"
+        lines.append(f"  attempt {attempt + 1} of job {document['jobid']}; {earlier}")
     lost = is_lost(document, over)
     lines += (
         f"  rank {rank['rank']:>3}  {rank['role']:<14} {rank['node']:<18} {how(rank, lost)}"
@@ -78,10 +94,12 @@ def _polled(document: Document) -> Iterator[str]:
     return (watched(directories, "polling", *reason) for reason, directories in reasons.items())
 
 
-def _state(document: Document, over: bool) -> str:
+def state(document: Document, over: bool, last: str | None) -> str:
+    """Where a run is, or how it ended, in a line."""
     verdict = document["verdict"]
     if over:
-        seen = "" if verdict["final"] else ", first observed (`allocctl verify` seals it)"
+        never = "it is not sealed: the job went on" if last else "`allocctl verify` seals it"
+        seen = "" if verdict["final"] else f", first observed ({never})"
         return f"{verdict['outcome']}, exit code {verdict['code']} ({verdict['origin']}){seen}: {verdict['summary']}"
     engine = {True: "", False: ", but its engine is gone", None: f", engine on {document['host']}"}[document["alive"]]
     return f"{document['phase']}{engine}"

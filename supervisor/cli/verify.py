@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from supervisor.cli.arguments import PATIENCE, seconds
 from supervisor.cli.output import complain, refuse, sentence, tell
 from supervisor.core import codes
-from supervisor.runs.registry import NoSuchRun, find_run, submission_of
+from supervisor.runs.registry import NoSuchRun, find_run, later_runs, submission_of
 from supervisor.runs.saved import Document, Unreadable, run_document
 
 if TYPE_CHECKING:
@@ -140,7 +140,10 @@ def _target(args: argparse.Namespace) -> tuple[Target, list[str]]:
         with suppress(ValueError):
             return parse_target(name), []
     run_dir = find_run(name)
-    return Target(job_of(run_dir)), [run_dir]
+    if later := later_runs(run_dir):
+        mine, last = os.path.basename(run_dir), os.path.basename(later[0])
+        complain(f"{mine} is an earlier attempt of its job, whose last attempt is {last}: that one is judged")
+    return Target(job_of(run_dir)), later or [run_dir]
 
 
 def _stands(args: argparse.Namespace, target: Target, run_dirs: list[str], asked_for: bool) -> bool:

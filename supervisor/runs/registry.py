@@ -76,19 +76,44 @@ def default_run() -> str:
 
 
 def find_run(name: str | None) -> str:
-    """The run directory that `name` means. Raises NoSuchRun."""
-    wanted = name or default_run()
-    places = [wanted] if os.sep in wanted or wanted in (".", "..") else []
+    """The run directory that `name` means. The plain id of a job means its last attempt, `JOBID.r0` the first. Raises
+    NoSuchRun."""
+    given = name or default_run()
+    places = [given] if os.sep in given or given in (".", "..") else []
+    wanted = given if places else given.replace(".r0", "")
     if not places:
         bases = [os.environ.get("ALLOCD_RUNS"), "runs", "."]
         places = [os.path.join(registry(), wanted), *(os.path.join(base, wanted) for base in bases if base)]
+    last = runs_of_job(wanted) if name == wanted and wanted.replace("_", "").isdecimal() else []
     for place in places:
         if os.path.exists(os.path.join(place, JOURNAL)):
-            return os.path.realpath(place)
+            found = os.path.realpath(place)
+            return next(iter(later_runs(found) if last else ()), found)
+    if last:
+        return last[0]
     if re.fullmatch(r"-\d+|0+", wanted):
         raise NoSuchRun(f"{wanted!r} is no job's id: those are whole numbers from 1 on")
     looked = ", ".join(places)
     raise NoSuchRun(f"no run {wanted!r}: there is no {JOURNAL} in {looked}: name its run directory")
+
+
+def later_runs(run_dir: str) -> list[str]:
+    """The runs of the last attempt of a run's job; [] when the run is of that one itself. An attempt that was written
+    last before the run was is of another job: ids come again."""
+    run_id = os.path.basename(run_dir)
+    last = [
+        path
+        for path in runs_of_job(run_id.split(".")[0], os.path.dirname(run_dir))
+        if attempt_of(os.path.basename(path)) > attempt_of(run_id)
+    ]
+    return [path for path in last if _written_at(path) >= _written_at(run_dir)]
+
+
+def _written_at(run_dir: str) -> float:
+    try:
+        return os.stat(os.path.join(run_dir, JOURNAL)).st_mtime
+    except OSError:
+        return 0.0
 
 
 def runs_of_job(jobid: str, base: str | None = None) -> list[str]:

@@ -556,6 +556,44 @@ def test_a_requeued_job_is_not_judged_by_the_run_of_an_earlier_attempt(bench: Be
     assert (document["verdict"]["code"], document["run_id"]) == (8, "7.r1")
 
 
+def test_a_requeued_jobs_id_means_its_last_attempt(bench: Bench) -> None:
+    first, last = bench.make_run(failures=(failed(7),)), bench.make_run("7.r1", failures=(failed(8),))
+    os.utime(first / "journal.jsonl", (1000, 1000))
+
+    def said(*words: str) -> str:
+        assert main([*words]) == 0
+        out, err = bench.capsys.readouterr()
+        return str(out + err)
+
+    assert said("receipt", "--path", "7") == f"{last}/receipt.run.json\n"
+    assert said("receipt", "--path", "7.r0") == said("receipt", "--path", str(first)) == f"{first}/receipt.run.json\n"
+    told = said("status", "7")
+    assert told.startswith("7.r1 ") and "attempt 2 of job 7; an earlier one by its own id, as 7.r0" in told
+    assert "`allocctl verify` seals it" in told
+    assert json.loads(said("status", "--json", "7"))["last_attempt"] is None
+    assert json.loads(said("status", "--json", "7.r0"))["last_attempt"] == "7.r1"
+    for name in ("7.r0", str(first)):
+        told = said("status", name)
+        assert told.startswith("7 ") and "an earlier attempt of job 7: the last one is 7.r1" in told
+        assert "seals it" not in told and "seals this" not in said("explain", name)
+        assert "This is an earlier attempt of job 7, which went on: the last attempt is 7.r1." in said("explain", name)
+    assert main(["logs", "7"]) == 69
+    assert f"there are no such logs in {last}/logs" in bench.capsys.readouterr().err
+    bench.slurm.sacct(row("NODE_FAIL", submit=900) + row("FAILED", "8:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    document = bench.verify(str(first))
+    assert (document["verdict"]["code"], document["run_id"]) == (8, "7.r1")
+    assert "7 is an earlier attempt of its job, whose last attempt is 7.r1: that one is judged" in bench.stderr
+    assert not (first / "receipt.json").exists()
+
+
+def test_an_attempt_of_an_old_job_with_the_same_id_is_not_the_last_one(bench: Bench) -> None:
+    old, run_dir = bench.make_run("7.r1"), bench.make_run()
+    os.utime(old / "journal.jsonl", (1000, 1000))
+    assert main(["receipt", "--path", "7"]) == 0
+    assert bench.capsys.readouterr().out == f"{run_dir}/receipt.run.json\n"
+
+
 def test_a_job_of_several_runs_is_as_good_as_the_worst(bench: Bench) -> None:
     bench.slurm.sacct(row("FAILED", "7:0"))
     bench.slurm.scontrol(UNKNOWN)
@@ -760,6 +798,35 @@ def test_a_record_that_decided_is_not_overwritten_by_a_doubt(bench: Bench, with_
     assert bench.outcome() == bench.outcome(run_dir) == row("FAILED", "8:0")
 
 
+@pytest.mark.parametrize(
+    ("sacct", "scontrol", "known", "written"),
+    [
+        (NOTHING, UNKNOWN, False, False),
+        (NOTHING, UNKNOWN, True, True),
+        (NOTHING, shown("PENDING"), True, False),
+        (row("RUNNING"), shown("RUNNING"), True, False),
+        (REFUSED, REFUSED, False, True),
+    ],
+    ids=["nobody's id", "ours, and gone", "pending", "running", "nobody can be asked"],
+)
+def test_only_what_is_over_has_an_outcome(
+    bench: Bench, sacct: Answer, scontrol: Answer, known: bool, written: bool
+) -> None:
+    bench.slurm.sacct(sacct)
+    bench.slurm.scontrol(scontrol)
+    if known:
+        submitted(bench, "7")
+    assert bench.verify()["verdict"]["code"] == 75
+    assert (bench.directory / "slurm_job_7_outcome.txt").exists() == written
+
+
+def test_tasks_that_go_on_have_no_line_yet(bench: Bench) -> None:
+    bench.slurm.sacct(tasks("COMPLETED", "RUNNING"))
+    bench.slurm.scontrol(shown("RUNNING", head="JobId=8 ArrayJobId=6 ArrayTaskId=2 "))
+    bench.verify("6_[1-2]")
+    assert (bench.directory / "slurm_job_6_outcome.txt").read_text() == tasks("COMPLETED")
+
+
 def test_an_outcome_of_an_old_job_with_the_same_id_is_overwritten_by_a_doubt(bench: Bench) -> None:
     submitted(bench, "7")
     path = bench.directory / "slurm_job_7_outcome.txt"
@@ -894,7 +961,7 @@ def test_a_local_run_is_answered_without_slurm(bench: Bench) -> None:
     [
         ((), 69, "which job?"),
         (("7.s9",), 69, "no run '7.s9'"),
-        (("0",), 69, "no run '0'"),
+        (("0",), 69, "'0' is no job's id"),
         (("--run", "nowhere/7"), 69, "nowhere/7"),
         (("--replay", "nowhere.json"), 78, "nowhere.json"),
     ],
