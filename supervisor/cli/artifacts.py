@@ -34,10 +34,6 @@ STATES: Final = {"pending": "pending", "ranks_complete": "finalizing", "valid": 
 Document = dict[str, Any]
 
 
-AT_WORK: Final = 0.1
-"""Seconds: an examiner that wants to look again so soon is not done with its look."""
-
-
 class _Broke(Exception):
     """A checker broke: that is no answer about the artifact."""
 
@@ -155,15 +151,15 @@ def _by_artifact(places: Sequence[Place]) -> list[list[Place]]:
 def _judge(places: Sequence[Place]) -> list[Document]:
     """Look at each place of an artifact, until nothing is being read any more. Raises OSError for what is no fault of
     the files, _Broke."""
-    from supervisor.contracts import CheckerBroke, examiner
+    from supervisor.contracts import SOON, CheckerBroke, examiner
 
     judge = examiner(places)
     try:
         for place in places[1:]:
             judge.look(place)  # nodes are compared: the first is told with what the others hold
         findings = [judge.look(place) for place in places]
-        while any((judge.again(place) or AT_WORK + 1) <= AT_WORK for place in places):
-            time.sleep(AT_WORK)  # a large file, or the plan's own checker: both have limits
+        while any((judge.again(place) or SOON + 1) <= SOON for place in places):
+            time.sleep(SOON)  # a large file, or the plan's own checker: both have limits
             findings = [judge.look(place) for place in places]
     except CheckerBroke as error:
         raise _Broke(f"the checker gave no answer: {error}") from error

@@ -13,9 +13,10 @@ from typing import Final
 from supervisor.contracts import files, fpm, sweep
 from supervisor.contracts.checker import Checked, CheckerBroke
 from supervisor.contracts.places import Examiner, Place, existing, places
+from supervisor.contracts.reading import SOON
 from supervisor.contracts.walk import DEPTH_CAP, Pattern, literal_part
 
-__all__ = ["CheckerBroke", "Examiner", "Place", "directories", "examiner", "places", "preexisting"]
+__all__ = ["SOON", "CheckerBroke", "Examiner", "Place", "directories", "examiner", "places", "preexisting"]
 
 
 _KINDS: Final[Mapping[str, tuple[Callable[[Sequence[Place]], Examiner], Callable[[Place], tuple[Pattern, ...]]]]] = {

@@ -29,13 +29,13 @@ from typing import Any, Final
 
 from supervisor.contracts.child import Child, Overstayed
 from supervisor.contracts.places import Examiner, Place
+from supervisor.contracts.reading import SOON
 from supervisor.core.artifacts import Answer, Finding
 from supervisor.core.substitution import substitute
 
 READY, WAIT, INVALID = 0, 10, 20
 PAUSES: Final = (1.0, 30.0)  # seconds between a 10 and the next question: at first, at most
 PATIENCE: Final = 10.0  # seconds that one look waits for the program
-SOON: Final = 0.1  # seconds to the next look while it is at work
 LINE_CAP: Final = 300  # characters of its first line
 FILES_CAP: Final = 100_000  # bytes of ALLOCD_FILES; Linux takes 128 KiB
 

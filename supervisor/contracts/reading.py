@@ -57,7 +57,9 @@ LARGE: Final = 1 << 20
 """Bytes. A JSON file above this is judged in a process of its own: below, a parse holds the others for a few
 milliseconds; a process takes 60 to start."""
 
-SOON: Final = 0.1  # seconds to the next look at a large file that is being read
+SOON: Final = 0.1
+"""Seconds to the next look at a large file that is being read: an examiner that wants to look again so soon is not done
+with its look."""
 
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _BLOCK: Final = 1 << 20  # bytes

@@ -132,7 +132,11 @@ class Collect:
         ),
     ] = ()
     size_max: Annotated[
-        int, Rule(number(1, 1 << 50, "a number of bytes", whole=True), "bytes: at most so many are copied, from each node an equal share")
+        int,
+        Rule(
+            number(1, 1 << 50, "a number of bytes", whole=True),
+            "bytes: at most so many are copied, from each node an equal share",
+        ),
     ] = 16 << 30
     bundle: Annotated[
         str | None,

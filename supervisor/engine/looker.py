@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from supervisor.contracts import Examiner, Place, directories, examiner, places
+from supervisor.contracts import SOON, Examiner, Place, directories, examiner, places
 from supervisor.core import events as ev
 from supervisor.core.artifacts import Finding, Instance, instances
 from supervisor.core.layout import Layout
@@ -62,9 +62,10 @@ class _Question:
 
 
 class _Desk:
-    """What wants a look, and a task that looks. `look` is called with the ids that are wanted."""
+    """What wants a look, and a task that looks. `look` is called with the ids that are wanted; it returns whether it is
+    done with them, or something is still being read."""
 
-    def __init__(self, look: Callable[[set[str]], Awaitable[None]], answered: Callable[[int], None]) -> None:
+    def __init__(self, look: Callable[[set[str]], Awaitable[bool]], answered: Callable[[int], None]) -> None:
         self._look = look
         self._answered = answered
         self._wanted: set[str] = set()
@@ -72,7 +73,8 @@ class _Desk:
         self._wake = asyncio.Event()
 
     def want(self, wanted: Iterable[str], question: _Question | None = None) -> None:
-        """Look at these; a question is answered by a look that begins after it."""
+        """Look at these; a question is answered by a look that begins after it, and is done: what was written in time
+        is not late because it takes long to read."""
         self._wanted.update(wanted)
         if question is not None:
             self._questions.append(question)
@@ -87,7 +89,9 @@ class _Desk:
             wanted, self._wanted = self._wanted, set()
             questions, self._questions = self._questions, []
             begun = clock()
-            await self._look(wanted)
+            if not await self._look(wanted):
+                self._questions = questions + self._questions
+                questions = []
             for question in questions:
                 question.waiting.discard(self)
                 if not question.waiting:
@@ -198,10 +202,13 @@ class Looker:
         artifact = _Artifact({place.instance.contract_id: place for place in mine}, examiner(mine))
         self._artifacts.append(artifact)
 
-        async def look(wanted: set[str]) -> None:
-            for contract in artifact.places:
-                if contract in wanted & self._open_contracts():
-                    await self._examine(artifact, contract)
+        async def look(wanted: set[str]) -> bool:
+            done = [
+                await self._examine(artifact, contract)
+                for contract in artifact.places
+                if contract in wanted & self._open_contracts()
+            ]
+            return all(done)
 
         desk = _Desk(look, self._answered)
         targets: list[Target] = []
@@ -247,10 +254,11 @@ class Looker:
             desk, _ = self._desks[contract]
             artifact.again[contract] = self._loop.call_later(pause, desk.want, [contract])
 
-    async def _examine(self, artifact: _Artifact, contract: str) -> None:
+    async def _examine(self, artifact: _Artifact, contract: str) -> bool:
+        """Whether the look is done; otherwise it goes on by itself (see _look_again)."""
         now, place = self._loop.time(), artifact.places[contract]
         if now < artifact.not_before.get(contract, 0.0):
-            return  # each look that never returns leaves a thread behind: they become rare
+            return True  # each look that never returns leaves a thread behind: they become rare
         artifact.looked[contract] = now
         try:
             async with self._looks:
@@ -261,10 +269,10 @@ class Looker:
             artifact.examiner = examiner(list(artifact.places.values()))  # the other one still waits, in that thread
             artifact.hung[contract] = rest = 2 * artifact.hung.get(contract, LOOK_LIMIT)
             artifact.not_before[contract] = self._loop.time() + rest
-            return
+            return True
         except Exception as error:  # noqa: BLE001 - a checker that breaks is our fault, never "pending"
             self._post(ev.CheckerFault(contract, f"{type(error).__name__}: {error}"))
-            return
+            return True
         self._look_again(artifact, contract, pause)
         told = artifact.findings.get(contract)
         artifact.findings[contract] = finding
@@ -272,13 +280,15 @@ class Looker:
             files = [asdict(fact) for fact in finding.files]
             problems, notes = list(finding.problems), list(finding.notes)
             self._post(ev.ArtifactSeen(finding.contract, finding.answer, problems, files, notes))
+        return pause is None or pause > SOON
 
-    async def _read_marker(self, _: set[str]) -> None:
+    async def _read_marker(self, _: set[str]) -> bool:
         reading = await read_marker(self._layout)
         if reading is not None and reading != self._reading:
             self._reading = reading
             if isinstance(reading, Marker):
                 self._post(marker_event(reading, 0, 0))
+        return True
 
 
 def _said(finding: Finding) -> tuple[object, ...]:

@@ -116,6 +116,19 @@ async def test_a_contract_is_told_when_its_answer_changes(tmp_path: Path) -> Non
         assert [fact["path"] for fact in seen.files] == ["out/result.json"]
 
 
+async def test_a_question_waits_for_what_is_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written in time is not late because it takes long to read."""
+    monkeypatch.setattr("supervisor.contracts.reading.PATIENCE", 0.0)
+    (tmp_path / "out").mkdir()
+    async with looking(layout(tmp_path, artifacts=[RESULT])) as look:
+        await look.until(ev.ArtifactSeen)
+        path = tmp_path / "large.json"
+        path.write_text(json.dumps({"ok": True, "more": ["x" * 1000] * 1100}))
+        path.rename(tmp_path / "out/result.json")
+        await look.ask(7)
+        assert look.events(ev.ArtifactSeen)[-1].answer == "valid"
+
+
 async def test_a_contract_that_is_over_is_not_read_again(tmp_path: Path) -> None:
     async with looking(layout(tmp_path, artifacts=[RESULT])) as look:
         await look.until(ev.ArtifactSeen)
