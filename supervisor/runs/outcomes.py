@@ -1,5 +1,6 @@
 """The outcome file of a job, `slurm_job_<id>_outcome.txt`: the raw record that decided, or `<id>|UNVERIFIABLE|`, beside
-each run and where a CI job looks for it. A whole array has one such line for each task.
+each run and where a CI job looks for it. A whole array has one such line for each task. A job that is not over has none
+yet, and an id that nobody knows, neither Slurm nor we, never gets one.
 
 A record that decided is not overwritten by a doubt that came later, when accounting is away, say. It is where the file
 is older than the job: ids come again.
@@ -17,6 +18,11 @@ from supervisor.runs.registry import submission_of
 
 DOUBT: Final = "|UNVERIFIABLE|"
 CLOCKS: Final = 300.0  # seconds by which the clocks of a file server and of this machine may differ
+
+
+def has_outcome(standing: str, *, known: bool = True) -> bool:
+    """Whether there is an outcome to write, by the standing of Slurm's truth; `known`: the job has left traces here."""
+    return standing != "running" and (standing != "absent" or known)
 
 
 def outcome_lines(jobid: str, documents: Sequence[Document]) -> str:

@@ -26,7 +26,7 @@ from supervisor.core.submission import Submission
 from supervisor.core.truth import Truth, deciding, restarts_of
 from supervisor.core.verdict import count_outcomes, judge_parts
 from supervisor.engine import receipts
-from supervisor.runs.outcomes import outcome_lines, write_outcomes
+from supervisor.runs.outcomes import has_outcome, outcome_lines, write_outcomes
 from supervisor.runs.papers import (
     RECEIPT,
     RUN_RECEIPT,
@@ -82,7 +82,7 @@ def seal_job(
     run_dirs: Sequence[str] | None = None,
     doubts: Sequence[str] = (),
 ) -> Sealed:
-    """Seal every run of a job (of an array's task) with its truth, and write the outcome files.
+    """Seal every run of a job (of an array's task) with its truth, and write the outcome files (`has_outcome`).
 
     `truths`: one; of a heterogeneous job that of each component, in their order. `run_dirs`: default: those of the
     job's last attempt, wherever they are registered. `patience`: seconds for an engine that still lives to say its last
@@ -116,7 +116,8 @@ def seal_job(
             f"the job was requeued {restarts} times, and its last attempt left no run: the runs that are there "
             f"({', '.join(map(os.path.basename, mine))}) are of earlier attempts and tell nothing about this end"
         )
-    trouble += write_outcomes(ours, jobid, documents[0]["slurm"]["outcome_line"])
+    if has_outcome(truth.standing, known=bool(ours or submission)):
+        trouble += write_outcomes(ours, jobid, documents[0]["slurm"]["outcome_line"])
     return one_of_runs(jobid, documents, trouble, before=len(case.before) == len(documents))
 
 
@@ -131,7 +132,9 @@ def gather(tasks: Mapping[str, Sealed], jobid: str, doubt: str = "") -> Sealed:
     """The whole of an array whose tasks are sealed; writes its outcome file."""
     sealed = whole_array(jobid, tasks, doubt)
     first = [each.documents[0] for each in tasks.values()]
-    sealed.trouble += write_outcomes([], jobid, outcome_lines(jobid, first))
+    over = [document for document in first if has_outcome(document["slurm"]["standing"])]
+    if over or not first:
+        sealed.trouble += write_outcomes([], jobid, outcome_lines(jobid, over))
     return sealed
 
 

@@ -78,7 +78,7 @@ def test_a_job_that_lives_is_not_judged_but_can_be_waited_for(jobs: Jobs) -> Non
     code, document = verify(jobs, str(jobid))
     assert (code, document["verdict"]["outcome"]) == (75, "unverifiable")
     assert "still in state RUNNING" in document["verdict"]["summary"]
-    assert outcome(jobs.directory, jobid) == f"{jobid}|UNVERIFIABLE|\n"
+    assert list(jobs.directory.glob("*outcome*")) == []
     code, document = verify(jobs, str(jobid), "--wait", "--timeout", "0.5")
     assert (code, document["slurm"]["standing"]) == (75, "running")
     argv = [ALLOCCTL, "verify", str(jobid), "--wait"]
@@ -93,7 +93,7 @@ def test_a_job_that_lives_is_not_judged_but_can_be_waited_for(jobs: Jobs) -> Non
 def test_a_job_that_nobody_knows_proves_nothing(jobs: Jobs) -> None:
     code, document = verify(jobs, "999999", "--patience", "1")
     assert (code, document["slurm"]["standing"]) == (75, "absent")
-    assert outcome(jobs.directory, 999999) == "999999|UNVERIFIABLE|\n"
+    assert list(jobs.directory.glob("*outcome*")) == []
 
 
 # --- runs of ours --------------------------------------------------------------------------------------------------
