@@ -49,9 +49,9 @@ ANYTHING = frozenset(
 )
 ARROWS: dict[str, frozenset[str]] = {
     "core": frozenset(),
-    "agent": frozenset(),  # it runs alone on a node; building its archive needs nothing of ours either
+    "agent": frozenset({"watch"}),  # it runs alone on a node, and its archive holds what it takes from there
     "contracts": frozenset({"core"}),
-    "watch": frozenset({"core"}),
+    "watch": frozenset(),  # agents use it
     "hosts": frozenset({"core"}),
     "scheduler": frozenset({"core", "hosts"}),
     "launch": frozenset({"core", "hosts", "scheduler", "agent"}),  # a step is signalled through Slurm's client
