@@ -13,6 +13,7 @@ from typing import Any
 
 from supervisor.cli.explain import tail
 from supervisor.core.layout import RECEIPT, RUN_RECEIPT
+from supervisor.runs.registry import job_receipt
 
 Document = dict[str, Any]
 
@@ -31,7 +32,8 @@ def name_of(document: Document) -> str:
 def receipt_of(document: Document) -> str:
     """The path of the receipt as it was saved, the sealed one before the run's own; "" when there is none."""
     run = run_of(document)
-    paths = [os.path.join(run["run_dir"], name) for name in (RECEIPT, RUN_RECEIPT)] if run else []
+    kept = [] if run else [job_receipt(str(document["jobid"])) or ""]
+    paths = [os.path.join(run["run_dir"], name) for name in (RECEIPT, RUN_RECEIPT)] if run else kept
     return next((path for path in paths if os.path.isfile(path)), "")
 
 

@@ -39,7 +39,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         directory = find_run(args.run)
         document, over = run_document(directory)
-    except (NoSuchRun, Unreadable) as error:
+    except NoSuchRun as error:
+        from supervisor.cli.submitted import tell_job
+
+        return tell_job(args, error)
+    except Unreadable as error:
         return refuse(args, error, codes.UNREACHABLE)
     if args.json:
         keys = ("run_id", "verdict", "first_failure", "consequences", "doubts", "notes", "status", "timeline")

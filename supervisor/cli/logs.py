@@ -34,7 +34,11 @@ def run(args: argparse.Namespace) -> int:
     """Print the logs. 69 when there is no such run, or it has no such rank."""
     try:
         return _follow(args) if args.follow else _print(args)
-    except (NoSuchRun, Unreadable) as error:
+    except NoSuchRun as error:
+        from supervisor.cli.submitted import tell_output
+
+        return tell_output(args, error)
+    except Unreadable as error:
         return refuse(args, error, codes.UNREACHABLE)
 
 

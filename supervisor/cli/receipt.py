@@ -31,7 +31,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Print the receipts. 75 when a run has none yet, 69 when there is no such run or its receipt cannot be read."""
     try:
-        receipts = [_receipt(find_run(name)) for name in args.run or [None]]
+        receipts = [receipt for name in args.run or [None] for receipt in _receipts(name)]
     except NoReceipt as error:
         return refuse(args, error, codes.UNVERIFIABLE)
     except (NoSuchRun, Unreadable) as error:
@@ -46,6 +46,27 @@ def run(args: argparse.Namespace) -> int:
         else:
             sys.stdout.buffer.write(data)
     return codes.OK
+
+
+def _receipts(name: str | None) -> list[tuple[str, bytes]]:
+    """Those that a name means: a run's, that of a job without a run, or those of an array's tasks. Raises as
+    `_receipt`, and NoSuchRun."""
+    try:
+        return [_receipt(find_run(name))]
+    except NoSuchRun:
+        from supervisor.cli.submitted import saved_receipt, units_of
+
+        units = units_of(name)
+        if units is None:
+            raise
+        if units != [name]:
+            return [receipt for unit in units for receipt in _receipts(unit)]
+        path = saved_receipt(units[0])
+        if path is None:
+            again = f"`allocctl verify {units[0]}` makes one when it is over"
+            raise NoReceipt(f"{units[0]} has no run here, and no receipt yet: {again}") from None
+        with open(path, "rb") as file:
+            return [(path, file.read())]
 
 
 def _receipt(run_dir: str) -> tuple[str, bytes]:

@@ -243,13 +243,15 @@ def _tell(target: Target, options: Options, teller: StoryTeller, printer: Printe
 
 def _collect(target: Target, documents: list[Document], place: str) -> list[str]:
     """Copy what the runs left, and what their batch scripts printed. Returns what could not be copied, in sentences."""
-    from supervisor.cli.ci import run_of
+    from supervisor.cli.ci import receipt_of, run_of
     from supervisor.runs.copies import copy_file, copy_run
 
     trouble: list[str] = []
     for document in documents:
         if run := run_of(document):
             trouble += copy_run(run["run_dir"], place)
+        elif kept := receipt_of(document):
+            trouble += copy_file(kept, place)
         output = target.output_of(str(document["jobid"]))
         if output and os.path.exists(output):
             trouble += copy_file(output, place)

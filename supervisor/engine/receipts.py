@@ -28,9 +28,10 @@ def write_run_receipt(run_dir: StrPath, document: dict[str, Any]) -> Path:
     return path
 
 
-def seal(run_dir: StrPath, document: dict[str, Any]) -> bool:
-    """Create `receipt.json` unless it exists: nothing terminal is overwritten. True when it is ours. Raises OSError."""
-    path = Path(run_dir, RECEIPT)
+def seal(run_dir: StrPath, document: dict[str, Any], name: str = RECEIPT) -> bool:
+    """Create `receipt.json`, or one of another name, unless it exists: nothing terminal is overwritten. True when it is
+    ours. Raises OSError."""
+    path = Path(run_dir, name)
     temporary = _temporary(path, render(document))
     try:
         os.link(temporary, path, follow_symlinks=False)

@@ -44,6 +44,12 @@ def submission_of(jobid: str) -> Submission | None:
     return submission if (submission.state, submission.jobid) == ("submitted", whole) else None
 
 
+def job_receipt(jobid: str) -> str | None:
+    """Where the receipt of a job that left no run is kept: in the directory of its submission."""
+    submission = submission_of(jobid)
+    return os.path.join(os.path.dirname(submission.script), f"receipt-{jobid}.json") if submission else None
+
+
 def register(run_id: str, run_dir: str) -> None:
     """Remember where a run is. Best effort: a run does not fail because a home directory is full."""
     for name in (run_id, f"{run_id}@{zlib.crc32(os.fsencode(run_dir)):08x}"):

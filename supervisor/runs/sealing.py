@@ -38,7 +38,7 @@ from supervisor.runs.papers import (
     read_receipt,
     set_aside,
 )
-from supervisor.runs.registry import JOURNAL, attempt_of, runs_of_job, submission_of
+from supervisor.runs.registry import JOURNAL, attempt_of, job_receipt, runs_of_job, submission_of
 from supervisor.runs.saved import fold_document
 
 RECEIPT_POLL: Final = 0.2  # seconds
@@ -81,12 +81,14 @@ def seal_job(
     *,
     run_dirs: Sequence[str] | None = None,
     doubts: Sequence[str] = (),
+    seen_pending: bool = False,
 ) -> Sealed:
     """Seal every run of a job (of an array's task) with its truth, and write the outcome files (`has_outcome`).
 
     `truths`: one; of a heterogeneous job that of each component, in their order. `run_dirs`: default: those of the
     job's last attempt, wherever they are registered. `patience`: seconds for an engine that still lives to say its last
-    word. `doubts`: sentences that let nothing count, and nothing be sealed. Blocks. Raises OSError, Unreadable.
+    word. `doubts`: sentences that let nothing count, and nothing be sealed. `seen_pending`: the job had not begun when
+    it was last seen. Blocks. Raises OSError, Unreadable.
     """
     truth = deciding(truths)
     submission = submission_of(jobid)
@@ -102,6 +104,10 @@ def seal_job(
         known = Known()  # the submission is history: somebody asks about the job that has the id now
     mine = [run_dir for run_dir in run_dirs if run_dir not in strangers]
     ours = [run_dir for run_dir in mine if attempt_of(os.path.basename(run_dir)) >= restarts]
+    if truth.standing == "absent" and "_" in jobid:
+        how = "was seen PENDING and vanished from the array" if seen_pending else "is in neither of Slurm's books"
+        why = "cancelled before it began, or never made; Slurm keeps no record"
+        doubts = [*doubts, f"task {jobid} {how}: {why}"]
     trouble: list[str] = []
     case = _Case(jobid, truths, known, tuple(doubts), patience, trouble)
     documents = [case.seal(run_dir) for run_dir in ours] or [case.document(None, None)]
@@ -116,6 +122,8 @@ def seal_job(
             f"the job was requeued {restarts} times, and its last attempt left no run: the runs that are there "
             f"({', '.join(map(os.path.basename, mine))}) are of earlier attempts and tell nothing about this end"
         )
+    if not ours and submission and known != Known():
+        documents = [case.keep(*os.path.split(str(job_receipt(jobid))), documents[0])]
     if has_outcome(truth.standing, known=bool(ours or submission)):
         trouble += write_outcomes(ours, jobid, documents[0]["slurm"]["outcome_line"])
     return one_of_runs(jobid, documents, trouble, before=len(case.before) == len(documents))
@@ -285,6 +293,23 @@ class _Case:
         except OSError as error:
             why = error.strerror or error
         self.trouble.append(f"the receipt could not be sealed in {run_dir}: {why}")
+        return document
+
+    def keep(self, directory: str, name: str, document: Document) -> Document:
+        """The receipt of a job that left no run, kept beside its submission: once, as that of a run, and answered when
+        Slurm has forgotten the job."""
+        truth = deciding(self.truths)
+        saved = read_receipt(directory, name)
+        if saved is not None and saved.get("jobid") == self.jobid and not contradicted(saved, truth):
+            self.before.append(directory)
+            return saved
+        if truth.settled and not self.early and not self.doubts:
+            try:
+                if saved is not None:
+                    set_aside(directory, name, saved)
+                receipts.seal(directory, document, name)
+            except OSError as error:
+                self.trouble.append(f"the receipt could not be kept in {directory}: {error.strerror or error}")
         return document
 
     def _make_way(self, run_dir: str, name: str, document: Document, truth: Truth) -> None:

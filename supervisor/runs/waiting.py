@@ -155,6 +155,7 @@ class Wait:
         self._patience = patience
         self._drain = drain
         self._looks = Looks(follower, self._heard, teller.lines)
+        self._pending: set[str] = set()  # ids that had not begun when they were last seen
         self._doubt = ""  # why the job may have parts of which nobody told
         self._begun = asyncio.Event()  # there is something to follow
         self._leaving = asyncio.Event()
@@ -219,6 +220,8 @@ class Wait:
 
     def _seen(self, jobid: str, seen: Seen) -> None:
         self._teller.seen(jobid, seen)
+        if seen.state:
+            (self._pending.add if seen.state == "PENDING" else self._pending.discard)(jobid)
         self._looks.wake()
 
     def _ended(self, jobid: str, truth: Truth) -> None:
@@ -241,7 +244,12 @@ class Wait:
         last = max((attempt_of(run.run_id) for run in mine), default=0)
         ours = [run.directory for run in mine if attempt_of(run.run_id) == last]
         doubts = [self._doubt] if self._doubt and not self._target.array else []
-        return seal_job(unit, truths, self._patience, run_dirs=sorted(ours) or None, doubts=doubts)
+        return seal_job(
+            *(unit, truths, self._patience),
+            run_dirs=sorted(ours) or None,
+            doubts=doubts,
+            seen_pending=unit in self._pending,
+        )
 
     async def _judge_local(self) -> Sealed:
         await self._over.wait()

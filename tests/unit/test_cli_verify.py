@@ -664,7 +664,7 @@ def submitted(bench: Bench, jobid: str, **more: Any) -> Path:
     record = Submission(
         token="t", state="submitted", jobid=jobid, cluster=None, user="user", uid=1, name="x",
         asked="1970-01-01T00:16:39Z", answered="1970-01-01T00:16:40Z", argv=("sbatch",),
-        base=str(bench.directory / "runs"), plan="plan.toml", script="job.sh", output="slurm-%j.out",
+        base=str(bench.directory / "runs"), plan="plan.toml", script=f"{directory}/job.sh", output="slurm-%j.out",
         tasks=None, components=None,
     )  # fmt: skip
     (directory / "submission.json").write_text(json.dumps({**record.to_dict(), **more}))
@@ -672,6 +672,64 @@ def submitted(bench: Bench, jobid: str, **more: Any) -> Path:
     links.mkdir(parents=True, exist_ok=True)
     (links / jobid).symlink_to(directory)
     return directory
+
+
+def told(bench: Bench, *words: str) -> tuple[int, str]:
+    """What a verb prints, on stdout and stderr."""
+    code = main([*words])
+    out, err = bench.capsys.readouterr()
+    return code, out + err
+
+
+def test_a_job_without_a_run_is_told_from_its_submission(bench: Bench) -> None:
+    directory = submitted(bench, "7")
+    assert told(bench, "receipt", "7")[0] == 75
+    for verb in ("status", "explain"):
+        code, text = told(bench, verb, "7")
+        assert code == 0 and text.startswith("7  x  submitted 1970-01-01T00:16:39Z by user")
+        assert "no run is known here" in text and "`allocctl verify 7` tells the end" in text
+    bench.slurm.sacct(row("CANCELLED by 1000", "0:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    document = bench.verify()
+    assert document["verdict"]["code"] == 130
+    kept = Path(json.loads((directory / "submission.json").read_text())["script"]).parent / "receipt-7.json"
+    assert json.loads(kept.read_text()) == document
+    bench.slurm.sacct(NOTHING)
+    assert bench.verify() == document, "what is kept stands when Slurm has forgotten the job"
+    assert bench.outcome() == row("CANCELLED by 1000", "0:0")
+    assert told(bench, "receipt", "--path", "7") == (0, f"{kept}\n")
+    assert "failure, exit code 130 (slurm)" in told(bench, "status", "7")[1]
+    assert json.loads(told(bench, "status", "--json", "7")[1])["verdict"]["code"] == 130
+    assert "testsuites" in told(bench, "receipt", "7", "--junit", "report.xml")[1] or Path("report.xml").exists()
+
+
+def test_github_is_told_where_the_receipt_of_a_job_without_a_run_is(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted(bench, "7")
+    bench.slurm.sacct(row("FAILED", "5:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_OUTPUT", str(bench.directory / "outputs"))
+    assert bench.run("7")[0] == 5
+    assert f"{bench.directory}/submit-7/receipt-7.json" in (bench.directory / "outputs").read_text()
+
+
+def test_a_whole_array_is_told_task_by_task(bench: Bench) -> None:
+    submitted(bench, "6", tasks=[1, 2])
+    bench.slurm.sacct(tasks("COMPLETED", "CANCELLED 0:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    bench.slurm.squeue(UNKNOWN)
+    bench.make_run("6_1", jobid="6_1")
+    assert "  6_2: no run is known here" in told(bench, "status", "6")[1]
+    assert told(bench, "receipt", "6")[0] == 75
+    assert bench.verify("6")["verdict"]["code"] == 130
+    lines = told(bench, "status", "6")[1].splitlines()
+    assert [line[:20] for line in lines[1:]] == ["  6_1: success, exit", "  6_2: failure, exit"]
+    assert told(bench, "receipt", "--path", "6")[1].splitlines() == [
+        f"{bench.directory}/runs/6_1/receipt.json",
+        f"{bench.directory}/submit-6/receipt-6_2.json",
+    ]
 
 
 def test_tasks_that_left_no_trace_are_known_from_the_submission(bench: Bench) -> None:
@@ -682,6 +740,9 @@ def test_tasks_that_left_no_trace_are_known_from_the_submission(bench: Bench) ->
     document = bench.verify("6")
     assert (document["verdict"]["code"], document["counts"]["success"]) == (75, 2)
     assert document["receipts"][1]["slurm"]["standing"] == "absent"
+    assert document["receipts"][1]["verdict"]["summary"] == (
+        "task 6_2 is in neither of Slurm's books: cancelled before it began, or never made; Slurm keeps no record"
+    )
     assert document["receipts"][0]["known"]["user"] == "user"
 
 

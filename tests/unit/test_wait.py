@@ -276,6 +276,18 @@ async def test_an_array_is_counted_and_judged_as_a_whole(base: Path) -> None:
     assert all((base / name / "receipt.json").exists() for name in jobs)
 
 
+async def test_a_task_that_was_cancelled_before_it_began_leaves_no_record(base: Path) -> None:
+    jobs = {"7_0": job((0, "RUNNING"), (50, "COMPLETED")), "7_1": job((0, "PENDING"))}
+    bench = Bench(base, jobs, Target("7", {name: (name,) for name in jobs}, places=(str(base),)))
+    async with asyncio.TaskGroup() as group:
+        ending = group.create_task(verdict(bench))
+        await bench.says("PENDING")
+        bench.slurm.jobs["7_1"].clear()
+        end = await ending
+    assert end["code"] == 75
+    assert "task 7_1 was seen PENDING and vanished from the array: cancelled before it began, or never made" in str(end)
+
+
 async def test_an_array_that_nobody_told_of(base: Path) -> None:
     """An id of a whole array, of a job that somebody else submitted."""
     bench = Bench(base, {"7": [], **tasks("0:0", "3:0")})
