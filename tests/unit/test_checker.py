@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.contracts import CheckerBroke, Place, checker, examiner
+from supervisor.contracts import SOON, CheckerBroke, Place, checker, examiner
 from supervisor.contracts.checker import Checked
 from supervisor.contracts.files import Files
 from supervisor.core.artifact_table import Artifact, FieldRule
@@ -162,7 +162,7 @@ def test_a_look_does_not_wait_for_its_answer(shell: Any, monkeypatch: pytest.Mon
         patch.setattr(checker, "PATIENCE", 0.0)
         for _ in range(2):
             assert case.look().problems == ("checker sh: found it still at work; expected its answer",)
-            assert case.checked.again(case.place) == checker.SOON
+            assert case.checked.again(case.place) == SOON
     (case.root / "go").write_text("on\n")
     assert case.look().answer == "valid"
     assert case.checked.again(case.place) is None
