@@ -9,13 +9,15 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Final, NoReturn
 
-from supervisor.cli.output import complain, flush_stdout, sentence
+from supervisor.cli.output import ENDING, complain, end_with, flush_stdout, sentence
 from supervisor.cli.runner import quoting
 from supervisor.core import codes
 
@@ -38,8 +40,20 @@ VERBS: Final[dict[str, str]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb. Returns its exit code."""
     _complete_streams()
-    with quoting(os.environ):
+    with quoting(os.environ), _signals_kept(for_good=argv is None):
         return _main(list(sys.argv[1:] if argv is None else argv))
+
+
+@contextmanager
+def _signals_kept(*, for_good: bool) -> Iterator[None]:
+    """Leave the signals as they were to a program that calls us; as a process, ignore them until Python has ended."""
+    before = {number: signal.getsignal(number) for number in ENDING}
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # see `end_with`
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_IGN if for_good else handler)
 
 
 def _main(words: list[str]) -> int:
@@ -59,6 +73,7 @@ def _main(words: list[str]) -> int:
         traceback.print_exc()
         complain(f"a fault of allocd itself: {type(error).__name__}: {error}")
         code = codes.FAULT
+    end_with(code)
     return flush_stdout(code)
 
 

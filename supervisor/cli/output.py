@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from contextlib import suppress
+from typing import Final
 
 from supervisor.cli import runner
 from supervisor.core import codes
 from supervisor.core.text import printable
+
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def complain(text: object) -> None:
@@ -47,6 +51,13 @@ def put_lines(run_id: str, log: str, lines: list[bytes], jobid: str | None) -> N
 def put(data: bytes) -> None:
     """Write to stdout, past the stream's own buffer. Raises OSError."""
     runner.put(sys.stdout, data)
+
+
+def end_with(code: int) -> None:
+    """How it ended is told: from now on a signal ends this process with that code, whatever still hangs."""
+    with suppress(ValueError):  # of a thread, which hears no signals
+        for number in ENDING:
+            signal.signal(number, lambda *_: os._exit(code))
 
 
 def flush_stdout(code: int) -> int:

@@ -14,7 +14,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from supervisor.cli.output import refuse, sentence, tell
+from supervisor.cli.output import end_with, refuse, sentence, tell
 from supervisor.core import codes
 from supervisor.runs.registry import register
 
@@ -190,6 +190,7 @@ def _drive(
             printer.print(f"allocctl: {text}")
     finally:
         printer.close()
+    end_with(outcome.code)
     if args.json:
         tell(json.dumps(outcome.receipt, indent=1, ensure_ascii=False))
     return outcome.code

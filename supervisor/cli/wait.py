@@ -116,7 +116,7 @@ def wait_for(target: Target, options: Options, interrupts: Interrupts, *, interr
     try:
         judged = _follow(target, options, teller, interrupts, interrupted)
         if judged is not None:
-            return _tell(target, options, teller, printer, judged)
+            return _tell(target, options, teller, printer, judged, interrupts)
         return _left(target, options, teller, printer)
     except KeyboardInterrupt:
         return _left(target, options, teller, printer)
@@ -125,6 +125,7 @@ def wait_for(target: Target, options: Options, interrupts: Interrupts, *, interr
     except (Unreadable, ValueError) as error:  # what lies in the run's directory is not what an engine writes
         return _refuse(options, printer, str(error), codes.UNVERIFIABLE)
     finally:
+        interrupts.raises = False
         printer.close()
 
 
@@ -215,7 +216,9 @@ def _refuse(options: Options, printer: Printer, text: str, code: int) -> int:
     return code
 
 
-def _tell(target: Target, options: Options, teller: StoryTeller, printer: Printer, judged: Sealed) -> int:
+def _tell(
+    target: Target, options: Options, teller: StoryTeller, printer: Printer, judged: Sealed, interrupts: Interrupts
+) -> int:
     """The verdict, told to everybody who is to know. Returns the exit code."""
     from supervisor.cli.github import report
     from supervisor.cli.telling import verdict_lines
@@ -237,6 +240,7 @@ def _tell(target: Target, options: Options, teller: StoryTeller, printer: Printe
     origin = verdict["origin"] if judged.code == verdict["code"] else "allocd"
     name = judged.document.get("run_id") or judged.document["jobid"]
     summary = f"{verdict['outcome']}: {verdict['summary']}{saved}"
+    interrupts.raises = False  # what the last line says is how we end
     printer.print(f"allocctl: {name}: {summary} [exit {judged.code}, origin {origin}]")
     return judged.code
 

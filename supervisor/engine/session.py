@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,8 +50,8 @@ def drive(
     report: Reporter | None = None,
     notes: Sequence[str] = (),
 ) -> Outcome:
-    """Run the plan of `layout` to its end in an event loop of its own. Raises OSError when the journal cannot be
-    made."""
+    """Run the plan of `layout` to its end in an event loop of its own. From then on the signals that stop a run are
+    ignored. Raises OSError when the journal cannot be made."""
     return asyncio.run(_drive(layout, launcher, opening, clock, report, notes))
 
 
@@ -73,8 +73,17 @@ async def _drive(
         await engine.run()
         return await _conclude(engine, opening)
     finally:
-        for number in stopping:
-            loop.remove_signal_handler(number)
+        _ignore(loop, stopping)
+
+
+def _ignore(loop: asyncio.AbstractEventLoop, numbers: Iterable[signal.Signals]) -> None:
+    """The run is over, and how it ended is to be told: no signal may end the process in between, with a code of its
+    own. Blocked meanwhile, for what no handler hears would end it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def _is_nohup(number: signal.Signals) -> bool:
