@@ -97,14 +97,11 @@ def _judge(artifact: Artifact, concurrency: int) -> Judge:
 def _named(path: str, values: Mapping[str, str], concurrency: int) -> Callable[[str], bool]:
     """Whether a file that matches is one of this concurrency: the digits in its name are no part of a longer number."""
     number = f"(?<![0-9]){concurrency}(?![0-9])"
-    wanted = []
-    for part in pattern_of(path, {**values, CONCURRENCY: _NUMBER}):
-        pieces = (fnmatch.translate(piece).removeprefix("(?s:").removesuffix(r")\Z") for piece in part.split(_NUMBER))
-        if _NUMBER in part:
-            wanted.append(re.compile(number.join(pieces), re.DOTALL))
+    parts = pattern_of(path, {**values, CONCURRENCY: _NUMBER})
+    wanted = [re.compile(fnmatch.translate(part).replace(_NUMBER, number)) for part in parts if _NUMBER in part]
 
     def named(found: str) -> bool:
         names = found.split("/")
-        return all(any(expression.fullmatch(name) for name in names) for expression in wanted)
+        return all(any(expression.match(name) for name in names) for expression in wanted)
 
     return named
