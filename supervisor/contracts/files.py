@@ -16,9 +16,10 @@ from supervisor.contracts import checksums
 from supervisor.contracts.places import Place
 from supervisor.contracts.reading import Reader, Reading
 from supervisor.contracts.rules import judge_of
-from supervisor.contracts.walk import Match, Pattern, Walk, literal, pattern_of, plain
+from supervisor.contracts.walk import Match, Pattern, Walk, pattern_of, plain
 from supervisor.core.artifact_table import Artifact
 from supervisor.core.artifacts import Answer, FileFact, Finding
+from supervisor.core.substitution import literal
 
 
 def patterns(place: Place) -> tuple[Pattern, ...]:

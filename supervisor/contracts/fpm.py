@@ -24,7 +24,6 @@ seen is noted too, unless all is well, and judges nothing.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -35,7 +34,7 @@ from supervisor.contracts.places import Place
 from supervisor.contracts.reading import Reader, Reading
 from supervisor.contracts.walk import Pattern, Walk, pattern_of, plain
 from supervisor.core.artifacts import Answer, FileFact, Finding
-from supervisor.core.substitution import show
+from supervisor.core.substitution import literal, show
 from supervisor.core.text import printable
 
 _JUDGES: Final = "supervisor.contracts.fpm_content:"
@@ -95,7 +94,7 @@ def patterns(place: Place) -> tuple[Pattern, ...]:
     """What the node's files are called."""
     names = _Names(place)
     paths = (*names.ranks.values(), names.merged, names.probe)
-    return tuple((*names.directory, re.sub(r"([*?\[])", r"[\1]", _name(path))) for path in paths)
+    return tuple((*names.directory, literal(_name(path))) for path in paths)
 
 
 class Fpm:

@@ -36,7 +36,6 @@ from supervisor.contracts.content import (
     Changing,
     Content,
     Judge,
-    Judged,
     NotWhole,
     examine,
     looks_cut,
@@ -44,8 +43,6 @@ from supervisor.contracts.content import (
 )
 from supervisor.contracts.reader import Apart, ApartError, Busy, Task
 from supervisor.contracts.walk import OURS, Match, kind_of
-
-__all__ = ["SIZE_CAP", "Judge", "Judged", "Reader", "Reading"]
 
 SIZE_CAP: Final = 1 << 30
 """Bytes. No file above this is read: not accepted as JSON, and left without a sha256 otherwise."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from supervisor.core.substitution import show, substitute
+from supervisor.core.substitution import literal, show, substitute
 
 NAMES_CAP: Final = 200_000
 """Directory entries that one look may list; a pattern that needs more is a problem of the plan."""
@@ -170,11 +170,6 @@ def pattern_of(path: str, values: Mapping[str, str]) -> Pattern:
         if part in ("", ".", "..") or "/" in part or "\0" in part:
             raise ValueError(f"{show(path)} becomes {show('/'.join(parts))}, which is no path below a root")
     return (*parts, "*") if parts[-1] == "**" else parts
-
-
-def literal(text: str) -> str:
-    """The pattern that matches this text only."""
-    return re.sub(r"([*?\[])", r"[\1]", text)
 
 
 def plain(pattern: Pattern) -> str:

@@ -13,13 +13,12 @@ RUN_DIR/                made exclusively, one per run
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 
 from supervisor.core.plan import Plan, values_for
-from supervisor.core.substitution import substitute
+from supervisor.core.substitution import literal, substitute
 
 JOURNAL: Final = "journal.jsonl"
 PLAN_COPY: Final = "plan.toml"
@@ -118,7 +117,7 @@ class Layout:
 
     def fetch_specification(self, rank: int, seconds: float) -> dict[str, Any]:
         """What is to be fetched from the rank's node within `seconds`, as `agent/fetch.py` reads it."""
-        values = {word: re.sub(r"([*?\[])", r"[\1]", value) for word, value in self.values(rank).items()}
+        values = {word: literal(value) for word, value in self.values(rank).items()}
         target = self.collected_from(rank)
         return {
             "patterns": [substitute(pattern, values) for pattern in self.plan.collect.nodes],

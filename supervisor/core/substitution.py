@@ -45,6 +45,11 @@ def substitute(text: str, values: Mapping[str, str]) -> str:
     return _BRACES.sub(one, text)
 
 
+def literal(text: str) -> str:
+    """The pattern of names (`*`, `?`, `[...]`) that matches this text only: what a value holds is no pattern."""
+    return re.sub(r"([*?\[])", r"[\1]", text)
+
+
 class _Noted(dict[str, str]):
     """Values that accept every word and remember which were asked for."""
 
