@@ -1,7 +1,8 @@
 """The artifact machine: what each contract has come to, as a table.
 
-    pending --all local ranks valid--> ranks_complete --window opened--> finalizing
-    pending | ranks_complete | finalizing --everything valid--> complete
+    pending --all local ranks valid--> ranks_complete
+    pending | ranks_complete --window opened--> finalizing
+    any of the three --everything valid--> complete
     any of the three --content that can never become valid--> invalid
     any of the three --deadline--> late (deadline);  finalizing --window closed--> late (finalization)
 
@@ -82,7 +83,7 @@ class FileFact:
     path: str  # relative to the artifact's root
     size: int  # bytes
     sha256: str | None  # hexadecimal; None when the content was not (wholly) read
-    kind: str = "file"  # what it is to its contract: file, rank, merged, probe
+    kind: str = "file"  # what it is to its contract: file, rank, merged, probe, checksums
     problems: tuple[str, ...] = ()  # what is wrong with it, or still missing in it
     mtime_ns: int | None = None  # the time of its last change when it was read
 
