@@ -12,7 +12,7 @@ import stat
 from typing import Any
 
 from supervisor.cli.explain import tail
-from supervisor.core.layout import RECEIPT, RUN_RECEIPT
+from supervisor.runs.papers import RECEIPT, RUN_RECEIPT, Unreadable, papers_of
 from supervisor.runs.registry import job_receipt
 
 Document = dict[str, Any]
@@ -33,8 +33,17 @@ def receipt_of(document: Document) -> str:
     """The path of the receipt as it was saved, the sealed one before the run's own; "" when there is none."""
     run = run_of(document)
     kept = [] if run else [job_receipt(str(document["jobid"])) or ""]
-    paths = [os.path.join(run["run_dir"], name) for name in (RECEIPT, RUN_RECEIPT)] if run else kept
+    paths = [os.path.join(run["run_dir"], name) for name in _counting(run["run_dir"])] if run else kept
     return next((path for path in paths if os.path.isfile(path)), "")
+
+
+def _counting(run_dir: str) -> list[str]:
+    """The names of the run's receipts, without what is another run's."""
+    try:
+        strange = papers_of(run_dir).not_ours
+    except Unreadable:
+        strange = {}
+    return [name for name in (RECEIPT, RUN_RECEIPT) if name not in strange]
 
 
 def worst(documents: list[Document]) -> Document:

@@ -218,7 +218,8 @@ def contradicted(sealed: Document, truth: Truth) -> str | None:
     told = f"it was sealed with {said.get('state')} {said.get('exit_code') or ''}".rstrip()
     denied = f"{told}, and Slurm's record says {record.state_text} {record.exit} ({record.source})"
     if not record.terminal:
-        return denied if record.source == "scontrol" and record.state.phase != "unknown" else None
+        goes_on = record.source == "scontrol" and record.state.phase not in ("unknown", "ending")
+        return denied if goes_on else None
     if record.state.word != parse_state(str(said.get("state"))).word:
         return denied
     try:

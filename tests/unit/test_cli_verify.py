@@ -477,6 +477,18 @@ def test_receipts_of_another_run_are_no_evidence(
     assert bench.verify(str(run_dir))["verdict"] == document["verdict"]
 
 
+def test_github_is_told_of_no_receipt_of_another_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, run_dir = copy_of_a_success(bench), bench.make_run(failures=(failed(7),))
+    (run_dir / "receipt.json").write_bytes((old / "receipt.json").read_bytes())
+    bench.slurm.sacct(REFUSED)
+    bench.slurm.scontrol(REFUSED)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_OUTPUT", str(bench.directory / "outputs"))
+    assert bench.run("7", "--patience", "0.2")[0] == 75
+    assert f"{run_dir}/receipt.run.json" in (bench.directory / "outputs").read_text()
+    assert f"{run_dir}/receipt.json\n" not in (bench.directory / "outputs").read_text()
+
+
 def test_where_every_paper_is_another_runs_nothing_is_claimed(bench: Bench) -> None:
     old = copy_of_a_success(bench)
     run_dir = bench.make_run(receipt=False)
@@ -507,6 +519,8 @@ def test_a_seal_that_slurm_denies_is_no_answer(bench: Bench) -> None:
     bench.slurm.scontrol(UNKNOWN)
     run_dir = bench.make_run()
     assert bench.verify()["verdict"]["code"] == 0
+    bench.slurm.scontrol(shown("COMPLETING"))
+    assert bench.verify(str(run_dir))["verdict"]["code"] == 0, "an epilog that still runs denies nothing"
     bench.slurm.sacct(NOTHING)
     bench.slurm.scontrol(shown("RUNNING"))
     assert bench.verify(str(run_dir))["verdict"]["code"] == 75
