@@ -293,7 +293,7 @@ class ArtifactsLooked(Event):
 
 @dataclass(frozen=True)
 class CheckerFault(Event):
-    """A checker of ours broke on a contract: a fault of the supervisor, never "pending"."""
+    """Nobody could judge a contract: the plan's checker gave no answer, or our own code broke. Never "pending"."""
 
     number: ClassVar[int] = 52
     contract: str

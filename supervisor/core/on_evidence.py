@@ -138,7 +138,7 @@ def artifacts_looked(turn: Turn, event: ev.ArtifactsLooked) -> None:
 
 
 def checker_fault(turn: Turn, event: ev.CheckerFault) -> None:
-    text = f"the checker of artifact {event.contract} broke: {event.text}"
+    text = f"artifact {event.contract} could not be judged: {event.text}"
     turn.fail(turn.failure(None, "fault", codes.FAULT, text, origin="allocd"))
 
 

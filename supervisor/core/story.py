@@ -107,6 +107,6 @@ SENTENCES: Final[dict[type[ev.Event], Callable[[Any], str | None]]] = {
     ev.MarkerFailed: lambda e: f"the marker {'could not be read' if e.asked else 'was not published'}: {e.error}",
     ev.WatchChanged: lambda e: watched(e.directories, e.by, e.file_system, e.why),
     ev.ArtifactSeen: _artifact,
-    ev.CheckerFault: lambda e: f"the checker of artifact {e.contract} broke: {e.text}",
+    ev.CheckerFault: lambda e: f"artifact {e.contract} could not be judged: {e.text}",
     ev.Collected: _collected,
 }

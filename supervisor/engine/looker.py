@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from supervisor.contracts import SOON, Examiner, Place, directories, examiner, places
+from supervisor.contracts import SOON, CheckerBroke, Examiner, Place, directories, examiner, places
 from supervisor.core import events as ev
-from supervisor.core.artifacts import Finding, Instance, instances
+from supervisor.core.artifacts import Finding, instances
 from supervisor.core.layout import Layout
 from supervisor.core.marker import Foreign, Garbage, Marker, Reading, explain
 from supervisor.engine import markers
@@ -34,23 +34,10 @@ from supervisor.watch.polling import Target
 
 LOOK_LIMIT: Final = 25.0  # seconds for one contract; longer is a file system that does not answer
 LOOKS: Final = 4  # threads that look at the same time
-REST: Final = (
-    0.5  # seconds, at most, that a desk rests after its looks, as long as they took: no event storm burns a core
-)
+REST: Final = 0.5
+"""Seconds, at most, that a desk rests after its looks, as long as they took: no event storm burns a core."""
 FULL: Final = 60.0  # seconds after which a contract is looked at even if nothing seems to have changed
 MARKER: Final = ""  # the marker, among the ids of contracts
-
-
-def contract_root(layout: Layout, instance: Instance) -> Path:
-    """The directory that a contract's files are in, substituted."""
-    (place,) = places([instance], layout.values)
-    return place.root
-
-
-def contract_directories(layout: Layout, instance: Instance) -> Collection[Path]:
-    """The deepest directories of a contract that its patterns name literally."""
-    (place,) = places([instance], layout.values)
-    return directories(place)
 
 
 @dataclass(slots=True, eq=False)
@@ -270,7 +257,10 @@ class Looker:
             artifact.hung[contract] = rest = 2 * artifact.hung.get(contract, LOOK_LIMIT)
             artifact.not_before[contract] = self._loop.time() + rest
             return True
-        except Exception as error:  # noqa: BLE001 - a checker that breaks is our fault, never "pending"
+        except CheckerBroke as error:
+            self._post(ev.CheckerFault(contract, f"checker {error}"))
+            return True
+        except Exception as error:  # noqa: BLE001 - our own code broke: a fault too, and never "pending"
             self._post(ev.CheckerFault(contract, f"{type(error).__name__}: {error}"))
             return True
         self._look_again(artifact, contract, pause)

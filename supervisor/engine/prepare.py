@@ -20,11 +20,10 @@ from typing import Final
 
 from supervisor import agent
 from supervisor.agent.build import agent_archive
-from supervisor.contracts import places, preexisting
+from supervisor.contracts import directories, places, preexisting
 from supervisor.core.artifacts import instances
 from supervisor.core.layout import AGENT, PLAN_COPY, SHELL, Layout
 from supervisor.core.plan import Plan
-from supervisor.engine.looker import contract_directories
 from supervisor.engine.markers import note_path
 
 MAX_RUNS: Final = 10_000  # further runs in one allocation
@@ -132,8 +131,8 @@ def _write(path: str, data: bytes, mode: int = 0o644) -> None:
 def _make_contract_directories(layout: Layout) -> None:
     """Directories of promised files inside the run directory, so that the ranks need not race to make them and their
     events are seen from the start."""
-    for instance in instances(layout.plan):
-        for directory in contract_directories(layout, instance):
+    for place in places(instances(layout.plan), layout.values):
+        for directory in directories(place):
             if directory.is_relative_to(layout.run_dir):
                 directory.mkdir(parents=True, exist_ok=True)
 

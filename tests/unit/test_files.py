@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.contracts import Place, examiner, places, preexisting, reading, walk
+from supervisor.contracts import Place, directories, examiner, places, preexisting, reading, walk
 from supervisor.core.artifact_table import Artifact, FieldRule
 from supervisor.core.artifacts import FileFact, Finding, Instance
 from supervisor.core.substitution import SubstitutionError
@@ -157,6 +157,15 @@ def test_a_value_that_would_climb_is_our_fault(tmp_path: Path, node: str) -> Non
 def test_a_missing_value_is_our_fault(tmp_path: Path) -> None:
     with pytest.raises(SubstitutionError):
         check(instance("{rank}"), tmp_path, {"run_dir": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "directory"),
+    [("a.json", ""), ("a/b/c.json", "a/b"), ("a/*/c.json", "a"), ("*.json", ""), ("a/r{rank}/[ab]/x", "a/r1")],
+)
+def test_the_deepest_directory_that_a_pattern_names(tmp_path: Path, pattern: str, directory: str) -> None:
+    place = Place(instance(pattern), tmp_path, {"run_dir": str(tmp_path), **VALUES})
+    assert list(directories(place)) == [tmp_path / directory]
 
 
 def test_the_root_is_substituted() -> None:

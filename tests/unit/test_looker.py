@@ -21,7 +21,7 @@ from supervisor.core.marker import Foreign, Garbage, Marker, NotYet, render
 from supervisor.core.plan import parse_plan
 from supervisor.engine import looker as module
 from supervisor.engine import watcher
-from supervisor.engine.looker import Looker, contract_directories, marker_event
+from supervisor.engine.looker import Looker, marker_event
 from supervisor.watch.filesystems import FileSystem
 
 LIMIT = 10.0
@@ -208,17 +208,6 @@ async def test_there_is_nothing_to_look_at(tmp_path: Path) -> None:
     assert not Looker(layout(tmp_path), lambda event: None, frozenset).has_work
     assert Looker(layout(tmp_path, artifacts=[RESULT]), lambda event: None, frozenset).has_work
     assert Looker(layout(tmp_path, marker={"by": "coordinator"}), lambda event: None, frozenset).has_work
-
-
-@pytest.mark.parametrize(
-    ("pattern", "directory"),
-    [("a.json", ""), ("a/b/c.json", "a/b"), ("a/*/c.json", "a"), ("*.json", ""), ("a/r{rank}/[ab]/x", "a/r1")],
-)
-async def test_the_deepest_directory_that_a_pattern_names(tmp_path: Path, pattern: str, directory: str) -> None:
-    artifact = {"name": "a", "path": pattern, "per": "node", "root": "{run_dir}/{rank}"}
-    where = layout(tmp_path, artifacts=[artifact])
-    instance = Looker(where, lambda event: None, frozenset).instances[1]
-    assert list(contract_directories(where, instance)) == [tmp_path / "1" / directory]
 
 
 @pytest.mark.parametrize(
