@@ -10,7 +10,7 @@ not after a restart: who has seen event 41 can ask for what came after it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
@@ -118,9 +118,10 @@ class Answering(Protocol):
     async def stop(self, name: str, how: Literal["stop", "cancel"], idempotent: bool = True) -> Allocation:
         """Ask for an orderly end of its engine, or (cancel: only what was submitted here) scancel of its job."""
 
-    def events(self, after: int, key: str | None = None) -> AsyncIterator[Event]:
-        """Events with a greater number, those that are known first, then as they come, until the iterator is closed.
-        Raises Refusal (410) when `after` is older than what is kept."""
+    def events(self, after: int | None, key: str | None = None) -> AsyncGenerator[Event, None]:
+        """Events with a greater number (None: from the oldest that is kept), those that are known first, then as they
+        come, until the generator is closed or nothing more can come. Raises Refusal (410), already when it is called,
+        when `after` is older than what is kept. `key`: only this allocation's."""
 
     def health(self) -> Document:
         """How the one who answers is: version, host, pid, since when, how many allocations by state, what is wrong."""
