@@ -46,7 +46,7 @@ LINK = "a symbolic link, not followed"
 SPECIAL = "not a regular file"
 
 TEMPORARY = re.compile(r"\.[0-9]+\.[0-9a-f]{8}\.tmp")
-"""What a copy is called before it is whole; one that was cut off by a KILL is left, and no wildcard finds it."""
+"""What a file is called before it is whole; one that was cut off by a KILL is left, and no wildcard finds it."""
 
 LITERAL = re.compile(r"(?:[^*?\[]|\[[*?\[]\])*")
 ESCAPED = re.compile(r"\[([*?\[])\]")
@@ -124,6 +124,24 @@ def made(root: str, names: list[str]) -> Iterator[int]:
         os.close(descriptor)
 
 
+@contextmanager
+def written(directory: int, name: str, mode: int) -> Iterator[int]:
+    """A file to write, which has its name and its permissions at the end, in the place of whatever had that name; when
+    anything fails it is not there. Raises OSError."""
+    temporary = f".{os.getpid()}.{os.urandom(4).hex()}.tmp"  # not made of NAME, which may be the longest
+    try:
+        with opened(temporary, NEW, directory, 0o600) as descriptor:
+            yield descriptor
+            os.fchmod(descriptor, mode)
+        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        try:
+            os.unlink(temporary, dir_fd=directory)
+        except OSError:
+            pass
+        raise
+
+
 def checksum(name: str, limits: Limits, directory: int | None = None) -> Copy:
     """Read a file where it is. Raises OSError."""
     with opened_file(name, directory) as (source, status):
@@ -136,18 +154,8 @@ def copy(directory: int, name: str, target: int, limits: Limits) -> Copy:
         if _same(status, target, name):
             return _pour(source, status, limits, None)
         limits.check(status.st_size)
-        temporary = f".{os.getpid()}.{os.urandom(4).hex()}.tmp"  # not made of NAME, which may be the longest
-        try:
-            with opened(temporary, NEW, target, 0o600) as sink:
-                done = _pour(source, status, limits, sink)
-                os.fchmod(sink, stat.S_IMODE(status.st_mode) & 0o777)
-            os.rename(temporary, name, src_dir_fd=target, dst_dir_fd=target)
-        except BaseException:
-            try:
-                os.unlink(temporary, dir_fd=target)
-            except OSError:
-                pass
-            raise
+        with written(target, name, stat.S_IMODE(status.st_mode) & 0o777) as sink:
+            done = _pour(source, status, limits, sink)
         limits.left -= done.size
         return done
 

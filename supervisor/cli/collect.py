@@ -15,7 +15,6 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from supervisor.cli.output import complain, refuse, sentence
@@ -89,24 +88,28 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _save(run_dir: str, document: dict[str, object], errors: list[str]) -> None:
-    from supervisor.engine.receipts import replace
+    from supervisor.agent.copying import made, written
 
-    path = Path(run_dir, FACTS)
+    *way, name = FACTS.split("/")
     try:
-        path.parent.mkdir(exist_ok=True)
-        replace(path, json.dumps(document, indent=1).encode() + b"\n")
+        with (
+            made(run_dir, way) as directory,
+            written(directory, name, 0o644) as descriptor,
+            open(descriptor, "wb", closefd=False) as file,
+        ):
+            file.write(json.dumps(document, indent=1).encode() + b"\n")
     except OSError as error:
         errors.append(f"the facts could not be written: {sentence(error)}")
 
 
 def _folded(run_dir: str) -> tuple[RunState, Layout]:
     """The run as its journal tells it. Raises Unreadable."""
-    from supervisor.core.layout import Layout
+    from supervisor.core.layout import JOURNAL, Layout
     from supervisor.core.run import IllegalEvent, fold
     from supervisor.engine.journal import read_journal
 
     try:
-        state = fold(read_journal(os.path.join(run_dir, "journal.jsonl")).records)
+        state = fold(read_journal(os.path.join(run_dir, JOURNAL)).records)
     except (OSError, IllegalEvent) as error:
         raise Unreadable(f"{run_dir}: {error}") from error
     opened = state.opened

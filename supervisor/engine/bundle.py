@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import IO, Any, Final, cast
 
-from supervisor.agent.copying import BLOCK, NEW, Limits, Match, made, opened, opened_file, search
+from supervisor.agent.copying import BLOCK, Limits, Match, made, opened_file, search, written
 from supervisor.core.layout import COLLECTED
 
 MEMBERS: Final[tuple[tuple[str, ...], ...]] = (
@@ -33,21 +33,17 @@ def bundle(run_dir: str, path: str, limits: Limits, trouble: Callable[[str, str]
     """Make the archive at `path`, complete or not at all. Returns its facts; tells `trouble` of a file that is not in
     it. Raises OSError, past the limits too: they hold for what goes in. Blocks."""
     directory, name = os.path.split(os.path.abspath(path))
-    temporary = f".{name}.{os.getpid()}"
-    with made(directory, []) as place, opened(temporary, NEW, place, 0o600) as descriptor:
-        try:
-            with open(descriptor, "wb", closefd=False) as file:
-                sink = _Hashing(file)
-                with (
-                    gzip.GzipFile("", "wb", LEVEL, cast("IO[bytes]", sink)) as packed,
-                    tarfile.TarFile(mode="w", fileobj=packed, copybufsize=BLOCK) as archive,
-                ):
-                    _fill(archive, run_dir, limits, trouble)
-            os.fchmod(descriptor, 0o644)
-            os.rename(temporary, name, src_dir_fd=place, dst_dir_fd=place)
-        except BaseException:
-            os.unlink(temporary, dir_fd=place)
-            raise
+    with (
+        made(directory, []) as place,
+        written(place, name, 0o644) as descriptor,
+        open(descriptor, "wb", closefd=False) as file,
+    ):
+        sink = _Hashing(file)
+        with (
+            gzip.GzipFile("", "wb", LEVEL, cast("IO[bytes]", sink)) as packed,
+            tarfile.TarFile(mode="w", fileobj=packed, copybufsize=BLOCK) as archive,
+        ):
+            _fill(archive, run_dir, limits, trouble)
     path = os.path.join(directory, name)
     return {"path": path, "source": path, "size": sink.size, "sha256": sink.digest.hexdigest()}
 

@@ -247,6 +247,19 @@ def test_collecting_again_replaces_copies_and_leaves_the_receipt(local: Local, t
 
 
 @pytest.mark.slow
+def test_collecting_again_writes_through_no_link(local: Local, tmp_path: Path) -> None:
+    """A job may have put anything into its run directory."""
+    run = local.run(local.plan({"client": role(0, sh("exit 0"))}, coordinator=0, nodes=1))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (run.directory / "collected").symlink_to(elsewhere)
+    done = local.allocctl("collect", str(run.directory))
+    assert done.returncode == 65
+    assert "the facts could not be written" in done.stderr
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.slow
 def test_what_cannot_be_collected_again(local: Local, tmp_path: Path) -> None:
     assert local.allocctl("collect", "no-such-run").returncode == 69
     assert local.allocctl("collect", "--to").returncode == 78
