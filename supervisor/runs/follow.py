@@ -29,7 +29,7 @@ from supervisor.core.state import RunState
 from supervisor.engine.journal import read_journal
 from supervisor.runs.growing import Logs
 from supervisor.runs.papers import RUN_RECEIPT, Unreadable, papers_of
-from supervisor.runs.registry import JOURNAL, attempt_of
+from supervisor.runs.registry import JOURNAL, attempt_of, job_in
 from supervisor.runs.saved import engine_lives
 
 CLOCKS: Final = 300.0
@@ -237,10 +237,10 @@ class Follower:
     def _discover(self) -> None:
         new = dict(self._new_runs())
         if self._first:  # earlier attempts of a job that was requeued before are history
-            last: dict[str, int] = {}
+            last: dict[str | None, int] = {}
             for run_id in new.values():
-                last[_job_of(run_id)] = max(attempt_of(run_id), last.get(_job_of(run_id), 0))
-            new = {path: run_id for path, run_id in new.items() if attempt_of(run_id) == last[_job_of(run_id)]}
+                last[job_in(run_id)] = max(attempt_of(run_id), last.get(job_in(run_id), 0))
+            new = {path: run_id for path, run_id in new.items() if attempt_of(run_id) == last[job_in(run_id)]}
             self._first = not new
         for path in sorted(new, key=lambda path: (attempt_of(new[path]), path)):
             if may_be_of_job(path, self._since):
@@ -258,14 +258,14 @@ class Follower:
                 continue
             for name in names:
                 run_id, path = name.partition("@")[0], os.path.join(place, name)
-                if self._is_ours(_job_of(run_id)) and path not in self._known:
+                if self._is_ours(job_in(run_id)) and path not in self._known:
                     with suppress(OSError):
                         if JOURNAL in os.listdir(path):
                             self._known.add(path)
                             yield os.path.realpath(path), run_id
 
-    def _is_ours(self, job: str) -> bool:
-        return job == self._jobid or (self._tasks and job.startswith(f"{self._jobid}_"))
+    def _is_ours(self, job: str | None) -> bool:
+        return job == self._jobid or (self._tasks and (job or "").startswith(f"{self._jobid}_"))
 
 
 def may_be_of_job(run_dir: str, since: float | None) -> bool:
@@ -277,7 +277,3 @@ def may_be_of_job(run_dir: str, since: float | None) -> bool:
         return os.stat(os.path.join(run_dir, JOURNAL)).st_mtime > since - CLOCKS
     except OSError:
         return True
-
-
-def _job_of(run_id: str) -> str:
-    return run_id.partition(".")[0]

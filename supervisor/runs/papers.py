@@ -19,21 +19,18 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from supervisor.runs.registry import JOURNAL
+from supervisor.runs.registry import JOURNAL, RUN_ID
 
 RECEIPT: Final = "receipt.json"  # as in core/layout.py, which quick verbs do not import
 RUN_RECEIPT: Final = "receipt.run.json"
 
 Document = dict[str, Any]
-
-RUN_ID: Final = re.compile(r"(?P<job>\d+(?:[_+]\d+)?|local-[\w-]+)(?:\.r\d+)?(?:\.s\d+)?")
 
 _BOUND: Final = {"started": "utc", "host": "host", "run_dir": "run_dir"}
 """What a run receipt says of the run, and where the journal's first line says it."""

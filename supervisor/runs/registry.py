@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from supervisor.core.submission import Submission
 
 JOURNAL = "journal.jsonl"
+RUN_ID = re.compile(r"(?P<job>\d+(?:[_+]\d+)?|local-[\w-]+)(?:\.r\d+)?(?:\.s\d+)?")
 
 
 class NoSuchRun(Exception):
@@ -130,10 +131,16 @@ def runs_of_job(jobid: str, base: str | None = None) -> list[str]:
         with suppress(OSError):
             for name in os.listdir(place or os.devnull):
                 run_id, path = name.partition("@")[0], os.path.join(place or "", name)
-                if run_id.split(".")[0] == jobid and os.path.exists(os.path.join(path, JOURNAL)):
+                if job_in(run_id) == jobid and os.path.exists(os.path.join(path, JOURNAL)):
                     found.setdefault(os.path.realpath(path), run_id)
     last = max(map(attempt_of, found.values()), default=0)
     return sorted(path for path, run_id in found.items() if attempt_of(run_id) == last)
+
+
+def job_in(run_id: str) -> str | None:
+    """The job in a run's id; None for what is none: a copy that somebody has named `7.old`."""
+    found = RUN_ID.fullmatch(run_id)
+    return found["job"] if found else None
 
 
 def attempt_of(run_id: str) -> int:

@@ -260,12 +260,52 @@ def test_a_requeued_job(fates: dict[str, Waiting]) -> None:
     assert json.loads((second / "receipt.json").read_text())["verdict"]["code"] == 5
 
 
+def test_the_attempts_of_a_requeued_job(jobs: Jobs, waits: Waits) -> None:
+    """Its id means the last one, whose code is the job's; the first is told as what it is, and judged as the job."""
+    twice = f"case $ALLOCD_RUN_DIR in *.r1) exit 0;; esac; {SERVING}"
+    it = waits.submit(alone(jobs, twice, slurm={"requeue": True}))
+    it.prints(": up\n")
+    jobs.cluster.run(["scontrol", "requeue", str(it.jobid)], check=True)
+    assert it.end(90) == 0, it
+    job, first = it.jobid, it.base / str(it.jobid)
+    assert jobs.allocctl("status", str(job)).stdout.startswith(f"{job}.r1 ")
+    for name in (f"{job}.r0", str(first)):
+        told = jobs.allocctl("status", name).stdout
+        assert told.startswith(f"{job} ") and f"an earlier attempt of job {job}: the last one is {job}.r1" in told
+        assert "seals" not in told
+    done = jobs.allocctl("verify", "--json", str(first))
+    assert (done.returncode, json.loads(done.stdout)["run_id"]) == (0, f"{job}.r1")
+    assert "is an earlier attempt" in done.stderr
+
+
+def test_a_run_directory_that_is_moved_away(jobs: Jobs, waits: Waits) -> None:
+    it = waits.submit(alone(jobs, f"{UP}; mv $ALLOCD_RUN_DIR {jobs.directory}/away; sleep 1; exit 7"))
+    code = it.end(90)
+    assert code not in (0, 75), it
+    assert f"the run directory {it.base / str(it.jobid)} is gone" in it.stderr, it
+    assert it.last_line.endswith(f"[exit {code}, origin slurm]"), it
+    assert jobs.allocctl("verify", "--json", str(it.jobid)).returncode == code
+
+
 def test_a_job_that_ends_before_it_made_a_log(fates: dict[str, Waiting]) -> None:
     it = fates["no allocctl"]
     assert it.end() == 78, it
     assert "ended before it made a run: Slurm says FAILED" in it.stderr, it
     assert "/nowhere/allocctl is not there on node" in it.stderr, it
     assert it.last_line.endswith("[exit 78, origin slurm]"), it
+
+
+def test_a_job_without_a_run_is_told_and_has_a_receipt(jobs: Jobs, waits: Waits) -> None:
+    it = waits.submit(alone(jobs, "true"), sbatch=("--hold",))
+    it.says("PENDING (JobHeldUser)")
+    job = str(it.jobid)
+    assert "no run is known here" in jobs.allocctl("status", job).stdout
+    assert jobs.allocctl("receipt", job).returncode == 75
+    jobs.cluster.run(["scancel", job], check=True)
+    assert it.end() == 130, it
+    done = jobs.allocctl("receipt", job)
+    assert (done.returncode, json.loads(done.stdout)["verdict"]["code"]) == (0, 130)
+    assert "failure, exit code 130 (slurm)" in jobs.allocctl("explain", job).stdout
 
 
 def test_an_array_with_failures(fates: dict[str, Waiting]) -> None:

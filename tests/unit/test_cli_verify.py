@@ -557,6 +557,17 @@ def test_a_run_directory_that_is_gone_is_told_and_slurm_decides(bench: Bench, tm
     assert f"the run directory {run_dir} is gone" in sealed.document["disagreements"][0]
 
 
+def test_a_copy_under_a_name_of_its_own_is_no_run_of_the_job(bench: Bench) -> None:
+    old, run_dir = bench.make_run(), bench.directory / "runs/7.old"
+    old.rename(run_dir)
+    bench.make_run(failures=(failed(7),))
+    bench.slurm.sacct(row("FAILED", "7:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    document = bench.verify()
+    assert (document["kind"], document["verdict"]["code"]) == ("sealed", 7)
+    assert not (run_dir / "receipt.json").exists()
+
+
 def test_a_requeued_job_is_not_judged_by_the_run_of_an_earlier_attempt(bench: Bench) -> None:
     bench.slurm.sacct(row("NODE_FAIL", submit=900) + row("COMPLETED"))
     bench.slurm.scontrol(UNKNOWN)

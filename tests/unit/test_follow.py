@@ -322,6 +322,12 @@ def test_everything_before_the_end_is_told_before_it(tmp_path: Path) -> None:
     assert [type(item).__name__ for item in news] == ["Told", "LogLines", "Over"]
 
 
+def test_a_copy_under_a_name_of_its_own_is_not_followed(tmp_path: Path) -> None:
+    make_run(tmp_path, "7.old")
+    make_run(tmp_path, "7.s2")
+    assert events(news_of(follower(tmp_path))) == [("7.s2", "RunOpened")]
+
+
 def test_a_receipt_of_another_run_is_no_end(tmp_path: Path) -> None:
     """A rank has copied an old run into the directory: that is told once, and the run is followed on."""
     old, run = make_run(tmp_path / "old", "3"), make_run(tmp_path, "7")
