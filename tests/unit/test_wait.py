@@ -491,6 +491,22 @@ def test_a_submission_that_came_to_nothing_tells_nothing(base: Path) -> None:
     assert find_target("7").since is None
 
 
+def test_the_logs_of_a_job_without_a_run_are_what_its_script_printed(
+    base: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    submission(base, output=f"{base}/submit-t/slurm-%j.out")
+    assert main(["logs", "7"]) == 69
+    assert f"job 7 has no run, and there is no output of its batch script ({base}/submit-t/slurm-7.out" in (
+        capfd.readouterr().err
+    )
+    (base / "submit-t/slurm-7.out").write_text("allocctl: not found\n")
+    assert main(["logs", "7"]) == 0
+    assert capfd.readouterr().out == "slurm-7.out: allocctl: not found\n"
+    submission(base, tasks=(0, 5))
+    assert main(["logs", "7"]) == 69
+    assert "7 is an array: name one of its tasks" in capfd.readouterr().err
+
+
 def test_runs_and_their_directories(base: Path) -> None:
     run = make_run(base, "7.r1")
     target = find_target(str(run))
