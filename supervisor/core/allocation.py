@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from supervisor.core.attempt import NUMBER, attempt_id, display_id
-from supervisor.core.slurm import expand_hostlist
+from supervisor.core.slurm import HOW_TO_REACH, compress_hostlist, expand_hostlist
 
 MAX_COMPONENTS: Final = 1024
 
@@ -98,3 +98,27 @@ def _nodes(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
         return expand_hostlist(environ.get(name, ""))
     except ValueError as error:
         raise ValueError(f"{name} cannot be read: {error}") from error
+
+
+def variables_of(allocation: Allocation) -> dict[str, str]:
+    """The variables by which `allocation_from`, srun and the ranks know an allocation, as Slurm sets them inside it."""
+    nodes = [compress_hostlist(component.nodes) for component in allocation.components]
+    found = {"SLURM_JOB_ID": allocation.raw, "SLURM_JOBID": allocation.raw, "SLURM_JOB_NODELIST": nodes[0]}
+    array, _, task = allocation.jobid.partition("_")
+    if task:
+        found |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": task}
+    if allocation.restarts:
+        found["SLURM_RESTART_COUNT"] = str(allocation.restarts)
+    if allocation.heterogeneous:
+        found["SLURM_HET_SIZE"] = str(len(nodes))
+        for number, component in enumerate(allocation.components):
+            found[f"SLURM_JOB_ID_HET_GROUP_{number}"] = component.jobid
+            found[f"SLURM_JOB_NODELIST_HET_GROUP_{number}"] = nodes[number]
+    return found
+
+
+def environment_in(allocation: Allocation, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for srun of somebody who is outside of the allocation, and may be in another one: the variables
+    without any of Slurm's but those that tell how to reach the cluster, and this allocation's."""
+    ours = {name: text for name, text in environ.items() if not name.startswith("SLURM_") or name in HOW_TO_REACH}
+    return ours | variables_of(allocation)

@@ -14,6 +14,7 @@ Each event has a number that is never reused: a journal written by an older vers
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from types import UnionType
@@ -53,6 +54,9 @@ class RunOpened(Event):
     versions: JsonObject = field(default_factory=dict)
     cluster: str = ""  # Slurm's name of it; job ids are unique in a cluster only
     user: str = ""  # Slurm's name of the job's owner; ids come again
+    adopted: bool = False  # its steps run in a job that somebody else made
+    unit: str = ""  # the user manager's unit in which the engine runs, where it has one of its own
+    steps: str = ""  # how the names of its steps begin, and those of nobody else
 
 
 @dataclass(frozen=True)
@@ -361,12 +365,13 @@ def encode(event: Event) -> JsonObject:
     return {"event": event.name, **asdict(event)}
 
 
-def decode(data: JsonObject) -> Event:
-    """The inverse of `encode`; fields that a newer version added are left out. Raises UnknownEvent."""
-    kind = KINDS.get(str(data.get("event")))
+def decode(data: JsonObject, kinds: Mapping[str, type[Event]] = KINDS) -> Event:
+    """The inverse of `encode`, for one of the `kinds`; fields that a newer version added are left out. Raises
+    UnknownEvent."""
+    kind = kinds.get(str(data.get("event")))
     if kind is None:
         raise UnknownEvent(f"unknown event {data.get('event')!r}")
-    types = _types_of(kind.__name__)
+    types = _types_of(kind)
     values = {key: value for key, value in data.items() if key in types}
     for key, value in values.items():
         if not isinstance(value, types[key]) or (isinstance(value, bool) and bool not in types[key]):
@@ -378,11 +383,11 @@ def decode(data: JsonObject) -> Event:
 
 
 @cache
-def _types_of(kind: str) -> dict[str, tuple[type, ...]]:
+def _types_of(kind: type[Event]) -> dict[str, tuple[type, ...]]:
     """What each field of a kind may hold in JSON: the outer types only, and a whole number where a float is meant."""
-    hints = get_type_hints(KINDS[kind])
+    hints = get_type_hints(kind)
     found = {}
-    for item in fields(KINDS[kind]):
+    for item in fields(kind):
         hint = hints[item.name]
         choices = get_args(hint) if get_origin(hint) is UnionType else (hint,)
         outer = tuple(get_origin(choice) or choice for choice in choices)

@@ -68,7 +68,12 @@ class Layout:
         """The step's name, by which a run finds its own steps and no other's. A run's id is unique in its base
         directory only: with another `--dir`, a second run in the allocation has the same one. Hence a piece of the
         nonce."""
-        return f"allocd-{self.run_id}-{self.nonce[:8]}-r{rank}"
+        return f"{self.step_prefix}r{rank}"
+
+    @property
+    def step_prefix(self) -> str:
+        """How the names of all steps of this run begin; those of its short helpers have a word in front of that."""
+        return f"allocd-{self.run_id}-{self.nonce[:8]}-"
 
     def tag(self, rank: int) -> str:
         """What every process of the rank carries in its environment, and a search of the node looks for."""

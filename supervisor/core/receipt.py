@@ -4,9 +4,10 @@
 end, marker, artifacts, collection, notes, doubts, timeline, versions. Inside a job its verdict is "first observed".
 
 `receipt.json` (kind "sealed") is made when the job is over, by whoever sees that: the run receipt as it is with its
-sha256 (or null where there is none), Slurm's answers as printed, and the verdict over both. "slurm" is the truth about
-the job; of a heterogeneous job that of the component that decides, and "components" holds all of them (else it is
-empty). "known" is what was known of the job besides its id, by which Slurm's record is told from a stranger's.
+sha256 (or null where there is none), Slurm's answers as printed, and the verdict over both. That of an "adopted" run,
+whose job is somebody else's, is made when Slurm's records of its steps are there (`judge_adopted`). "slurm" is the
+truth about the job; of a heterogeneous job that of the component that decides, and "components" holds all (else it
+is empty). "known" is what was known of the job besides its id, by which Slurm's record is told from a stranger's.
 
 `replay` derives the verdict again from nothing but what is saved, and says whether it is the saved one. It trusts no
 conclusion in the document: failures are read back as failures, Slurm's answers as text.
@@ -35,6 +36,7 @@ from supervisor.core.verdict import (
     class_of,
     evidence_of,
     first_failure,
+    judge_adopted,
     judge_run,
     judge_sealed,
     unproven,
@@ -64,6 +66,7 @@ def run_receipt(
     told, ended = timeline(records), records[-1].utc if records else None
     evidence = evidence_of(state, engine_lost=engine_lost, last_word=_last_word(ended, told))
     in_job = opened.launcher == "slurm"
+    end, records_of = ("another's business", "records of its steps") if opened.adopted else ("not known yet", "record")
     verdict = judge_run(evidence, final=not in_job)
     first = first_failure(evidence.failures)
     return {
@@ -73,6 +76,7 @@ def run_receipt(
         "jobid": opened.jobid,
         "name": layout.plan.name,
         "launcher": opened.launcher,
+        "adopted": opened.adopted,
         "run_dir": opened.run_dir,
         "nodes": opened.nodes,
         "host": opened.host,
@@ -80,7 +84,7 @@ def run_receipt(
         "ended": ended,
         "seconds": round(records[-1].at - records[0].at, 3) if records else None,
         "verdict": verdict.as_dict(),
-        "job_end": "not known yet: `allocctl verify` seals this receipt with Slurm's record" if in_job else "no job",
+        "job_end": f"{end}: `allocctl verify` seals this receipt with Slurm's {records_of}" if in_job else "no job",
         "status": statuses(state),
         "completed": evidence.completed,
         "engine_lost": engine_lost,
@@ -195,8 +199,11 @@ def sealed_receipt(
 
 def _judge(run: Document | None, truths: Sequence[Truth], known: Known, doubts: Sequence[str]) -> Verdict:
     """The verdict over a run and the truths about its job."""
-    contradictions = _compare_steps(run, truths).contradictions
-    verdict = judge_sealed(evidence_from(run) if run else None, deciding(truths), contradictions)
+    steps = _compare_steps(run, truths)
+    if run and is_adopted(run):
+        verdict = judge_adopted(evidence_from(run), deciding(truths), steps)
+    else:
+        verdict = judge_sealed(evidence_from(run) if run else None, deciding(truths), steps.contradictions)
     early = [stranger.why for truth in truths if (stranger := stranger_of(truth, known)) and stranger.earlier]
     reasons = [*doubts, *(f"Slurm's record is of another job with this id: {why}" for why in early)]
     return unproven(verdict, reasons[0]) if reasons else verdict
@@ -213,6 +220,8 @@ def contradicted(sealed: Document, truth: Truth) -> str | None:
     """Why a sealed receipt cannot be of the job that Slurm's answers tell of: it ended otherwise than was sealed, or
     the controller says that it is not over. None: nothing denies it; an accounting that is late or stale does not."""
     record, said = truth.record, sealed.get("slurm")
+    if is_adopted(sealed.get("run")):
+        return None  # however the job went on
     if record is None or truth.standing == "several" or not isinstance(said, dict):
         return None
     told = f"it was sealed with {said.get('state')} {said.get('exit_code') or ''}".rstrip()
@@ -249,6 +258,11 @@ def _steps_seen(run: Document | None) -> tuple[dict[str, int], list[int]]:
     ends = [(rank.get("step"), rank.get("returncode")) for rank in (run or {}).get("ranks", ())]
     told = [(step, code) for step, code in ends if isinstance(code, int) and code >= 0]
     return {str(step): code for step, code in told if step is not None}, [code for step, code in told if step is None]
+
+
+def is_adopted(run: object) -> bool:
+    """Whether a run receipt (or a journal's opening) is of a run in somebody else's job."""
+    return isinstance(run, dict) and run.get("adopted") is True
 
 
 def evidence_from(run: Document) -> Evidence:

@@ -311,8 +311,10 @@ def parse_duration(text: str) -> float | None:
 
 _COMPONENTS: Final = re.compile(r"SLURM_HET_SIZE|SLURM_JOB_\w+_HET_GROUP_\d+")
 
+HOW_TO_REACH: Final = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
+
 JOB_SCOPED: Final[tuple[tuple[str, str], ...]] = (
-    (r"SLURM_CONF|SLURM_CONF_SERVER|SLURM_JWT", "how to reach the cluster"),
+    ("|".join(HOW_TO_REACH), "how to reach the cluster"),
     (r"SLURM_WORKING_CLUSTER|SLURM_CLUSTER_NAME", "which cluster the allocation is on"),
     (r"SLURM_JOB_ID|SLURM_JOBID", "which allocation the step belongs to"),
     (r"SLURM_JOB_(?:NODELIST|NUM_NODES|CPUS_PER_NODE|START_TIME|END_TIME|LICENSES|RESERVATION|DEPENDENCY)",
@@ -363,7 +365,7 @@ def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-_QUERY_KEEPS: Final = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS"})
+_QUERY_KEEPS: Final = frozenset({*HOW_TO_REACH, "SLURM_CLUSTERS"})
 _QUERY_PREFIXES: Final = (*SCHEDULER_PREFIXES, "SACCT_", "SQUEUE_", "SCONTROL_", "SCANCEL_")
 
 

@@ -1,11 +1,17 @@
 """Evidence -> verdict. Evidence first, verdict after; the same evidence always gives the same verdict.
 
-Two judgements are made, with one precedence (the PRECEDENCE table and `judge`):
+Three judgements are made, with one precedence (the PRECEDENCE table and `first_failure`):
 
 * `judge_run`: what the run alone shows, when the engine ends. Inside a job this is "first observed": Slurm has not said
   yet how the job ended.
 * `judge_sealed`: the run together with Slurm's record of the allocation, when the job is over. Without a run (any job)
   the record alone; with a run whose engine left no receipt, never a success.
+* `judge_adopted`: a run in a job that somebody else made, together with Slurm's records of its own steps. How such a
+  job ends is its owner's business: its batch script may go on for days, `salloc --no-shell` is released by scancel, and
+  neither makes a failure of a run that is over. So accounting's rows of the steps take the place of the job's record: a
+  success is proven when they all agree with what the engine saw, and until they are there it is first observed. A
+  native failure needs no confirmation. Only an end that Slurm may have made itself (a provisional one) waits for the
+  job's record, which alone tells whether the job was cancelled under the run.
 
 Who outranks whom, first to last:
 
@@ -27,6 +33,7 @@ from typing import Any, Final
 from supervisor.core import codes
 from supervisor.core.slurm import agrees
 from supervisor.core.state import Failure, RunState
+from supervisor.core.steps import StepComparison
 from supervisor.core.truth import Truth
 
 NATIVE, ARTIFACT, MARKER, DEADLINE, FAULT = range(5)
@@ -170,6 +177,24 @@ def _run_or_record(run: Verdict | None, truth: Truth, evidence: Evidence | None)
         verdict = _by_slurm(truth, evidence.loss)
         return replace(verdict, summary=f"{verdict.summary}; {evidence.loss}")
     return _by_slurm(truth, f"the run itself says {run.outcome} ({run.code}), which Slurm's record denies")
+
+
+def judge_adopted(evidence: Evidence, truth: Truth, steps: StepComparison) -> Verdict:
+    """A run in somebody else's job, what is known of that job, and accounting's rows of the run's steps beside what the
+    engine saw. Not `final` while the records that it takes are not there."""
+    failure = first_failure(evidence.failures)
+    if failure is not None and failure.provisional:
+        if truth.settled and explains_ends(truth):
+            return _by_slurm(truth, f"first observed, and explained by that: {failure.text}")
+        return _failed(failure, final=truth.settled)
+    verdict = judge_run(evidence, final=True)
+    if verdict.outcome != "success":
+        return verdict
+    if steps.contradictions:
+        return _unverifiable(steps.contradictions[0], (*verdict.because, *steps.contradictions), True)
+    if steps.unconfirmed:
+        return _unverifiable(steps.unconfirmed[0], (*verdict.because, *steps.unconfirmed), False)
+    return replace(verdict, because=(*verdict.because, "Slurm's records of the run's own steps agree"))
 
 
 def explains_ends(truth: Truth) -> bool:

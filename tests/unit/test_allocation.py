@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.allocation import Component, allocation_from
+from supervisor.core.allocation import Component, allocation_from, environment_in, variables_of
 from supervisor.core.attempt import attempt_id, display_id
 
 PLAIN = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
@@ -87,3 +87,17 @@ def test_the_id_that_a_job_is_called_by(environ: dict[str, str], jobid: str | No
 
 def test_an_attempt_is_numbered_from_the_first_requeue_on() -> None:
     assert [attempt_id("5_0", text) for text in ("", "0", "1", "12")] == ["5_0", "5_0", "5_0.r1", "5_0.r12"]
+
+
+@pytest.mark.parametrize(
+    "environ", [PLAIN, {**PLAIN, **TASK, "SLURM_RESTART_COUNT": "2"}, HET], ids=["plain", "task", "heterogeneous"]
+)
+def test_the_variables_of_an_allocation_tell_of_it_again(environ: dict[str, str]) -> None:
+    allocation = allocation_from(environ)
+    assert allocation_from(variables_of(allocation)) == allocation
+
+
+def test_from_outside_nothing_of_another_job_comes_along() -> None:
+    elsewhere = {**HET, **TASK, "SLURM_CONF": "/c", "SLURM_CLUSTER_NAME": "other", "PATH": "/bin"}
+    found = environment_in(allocation_from(PLAIN), elsewhere)
+    assert found == {"PATH": "/bin", "SLURM_CONF": "/c", "SLURM_JOBID": "7", **PLAIN}

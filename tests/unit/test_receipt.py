@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -20,6 +20,7 @@ from supervisor.core.layout import Layout
 from supervisor.core.receipt import (
     NotAReceipt,
     changed_conclusions,
+    contradicted,
     describe_end,
     replay,
     run_receipt,
@@ -217,14 +218,16 @@ STEPS = ("COMPLETED|0:0", "FAILED|9:0", "COMPLETED|0:0")
 """What accounting says of the steps of ranks 0, 1 and 2."""
 
 
+def with_steps(state: str, steps: Sequence[str]) -> Truth:
+    """The truth about a job in that state, of whose steps accounting says so."""
+    answer = book(state)
+    rows = [f"7.{rank}|{end}||7.{rank}|1000|1001|1002|||node{rank}\n" for rank, end in enumerate(steps)]
+    said = type(answer).from_dict({**answer.to_dict(), "stdout": answer.stdout + "".join(rows)})
+    return decide("7", [said, live(state)])
+
+
 def test_a_success_that_a_steps_record_contradicts_is_unproven() -> None:
-    rows = ["7|COMPLETED|0:0|0:0|7|1000|1001|1002|ann|c|node1"]
-    rows += [f"7.{rank}|{end}||7.{rank}|1000|1001|1002|||node{rank}" for rank, end in enumerate(STEPS)]
-    answer = book("COMPLETED")
-    told = decide(
-        "7", [type(answer).from_dict({**answer.to_dict(), "stdout": "\n".join(rows) + "\n"}), live("COMPLETED")]
-    )
-    document = sealed(completed(), told)
+    document = sealed(completed(), with_steps("COMPLETED", STEPS))
     assert document["disagreements"] == ["step 7.1 ended with 0; accounting says FAILED 9:0"]
     assert [raw.split("|")[0] for raw in document["steps"]] == ["7.0", "7.1", "7.2"]
     assert (document["verdict"]["outcome"], document["verdict"]["code"]) == ("unverifiable", 75)  # no agreement
@@ -457,3 +460,21 @@ def test_a_mangled_receipt_is_judged_or_refused(path: tuple[Any, ...], value: An
     assert isinstance(same, bool)
     with suppress(NotAReceipt):
         assert isinstance(changed_conclusions(document), list)
+
+
+# --- a run in somebody else's job ------------------------------------------------------------------------------------
+
+
+def adopted(run: Run) -> dict[str, Any]:
+    """The run receipt of an adopted run."""
+    return {**receipt(run), "adopted": True}
+
+
+def test_an_adopted_run_is_sealed_while_its_job_goes_on_and_however_that_ends() -> None:
+    running = with_steps("RUNNING", ["COMPLETED|0:0"] * 3)
+    document = saved(sealed_receipt(adopted(completed()), "ab12", "7", [running], versions={}))
+    assert (document["verdict"]["outcome"], document["verdict"]["final"]) == ("success", True)
+    assert replay(document)[1]
+    assert changed_conclusions(document) == []
+    assert contradicted(document, CANCELLED) is None
+    assert contradicted({**document, "run": receipt(completed())}, CANCELLED) is not None

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.core.state import Failure
+from supervisor.core.steps import StepComparison
 from supervisor.core.truth import Truth
 from supervisor.core.two_books import decide
 from supervisor.core.verdict import (
@@ -18,6 +19,7 @@ from supervisor.core.verdict import (
     Evidence,
     Verdict,
     first_failure,
+    judge_adopted,
     judge_parts,
     judge_run,
     judge_sealed,
@@ -327,3 +329,39 @@ def test_a_summary_names_a_few_of_many_failures() -> None:
 def test_a_doubt_lets_nothing_count_and_hides_nothing() -> None:
     found = unproven(Verdict("success", 0, "slurm", "completed", "fine", ("it ended well",)), "another job's record")
     assert (found.outcome, found.code, found.because) == ("unverifiable", 75, ("another job's record", "it ended well"))
+
+
+# --- a run in somebody else's job ------------------------------------------------------------------------------------
+
+AGREED = StepComparison()
+LATE_ROW = StepComparison(unconfirmed=("accounting has no row of step 7.0",))
+DENIED = StepComparison(contradictions=("step 7.0 ended with 0; accounting says FAILED 3:0",))
+CANCELLED_JOB = truth("CANCELLED", "0:15")
+
+
+@pytest.mark.parametrize("job", [STILL_RUNNING, SUCCESS, CANCELLED_JOB, truth("FAILED", "9:0"), ABSENT, UNKNOWN])
+def test_however_the_job_ends_an_adopted_run_is_judged_by_its_steps(job: Truth) -> None:
+    assert essence(judge_adopted(DONE, job, AGREED)) == ("success", 0, "native", "completed")
+    assert judge_adopted(DONE, job, AGREED).final
+    assert essence(judge_adopted(evidence(EXIT), job, DENIED)) == ("failure", 3, "native", "rank_failed")
+    assert essence(judge_adopted(evidence(STOPPED), job, AGREED)) == ("failure", 143, "allocd", "stop_requested")
+    assert essence(judge_adopted(ENGINE_LOST, job, AGREED)) == ("unverifiable", 75, "allocd", "unverifiable")
+
+
+def test_a_success_that_accounting_denies_is_none_and_one_that_it_does_not_tell_of_is_not_final() -> None:
+    denied, late = judge_adopted(DONE, SUCCESS, DENIED), judge_adopted(DONE, SUCCESS, LATE_ROW)
+    assert (denied.outcome, denied.final) == ("unverifiable", True)
+    assert (late.outcome, late.final, late.summary) == ("unverifiable", False, LATE_ROW.unconfirmed[0])
+
+
+def test_an_end_that_slurm_may_have_made_waits_for_the_jobs_record() -> None:
+    open_end = judge_adopted(evidence(KILLED), STILL_RUNNING, AGREED)
+    assert (open_end.code, open_end.final) == (143, False)
+    assert essence(judge_adopted(evidence(KILLED), CANCELLED_JOB, AGREED)) == (
+        "failure",
+        130,
+        "slurm",
+        "slurm_cancelled",
+    )
+    kept = judge_adopted(evidence(KILLED), SUCCESS, AGREED)
+    assert (kept.code, kept.origin, kept.final) == (143, "native", True)
