@@ -383,7 +383,7 @@ def decode(data: JsonObject, kinds: Mapping[str, type[Event]] = KINDS) -> Event:
 
 
 @cache
-def _types_of(kind: type[Event]) -> dict[str, tuple[type, ...]]:
+def _types_of(kind: type[Any]) -> dict[str, tuple[type, ...]]:
     """What each field of a kind may hold in JSON: the outer types only, and a whole number where a float is meant."""
     hints = get_type_hints(kind)
     found = {}
