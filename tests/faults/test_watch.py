@@ -15,6 +15,8 @@ from tests.mounts import two_mounts
 
 pytestmark = pytest.mark.slow
 
+PRODUCER = str(Path(__file__).parents[1] / "artifacts" / "producer.py")
+
 HOURLY = (
     "import runpy, sys; from supervisor.watch import polling; polling.FIRST = polling.LAST = 3600.0; "
     "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -39,6 +41,25 @@ def started(local: Local, there: Path, **options: Any) -> Run:
     run.first("RankStarted")
     run.first("ArtifactSeen", answer="pending")
     return run
+
+
+def benchmark(local: Local, there: Path, through: Path, **options: Any) -> Run:
+    """A self-benchmark of two nodes whose directory is read there, and written through this mount."""
+    through.mkdir()
+    command = [sys.executable, "-S", PRODUCER, "--base", str(through / "bench.json"), "--node", "{rank}"]
+    engine = role("0-1", [*command, "--nodes", "2", "--local", "2", "--delay", "0.2", "--probe-delay", "0.5", "--stay"])
+    fpm = {"name": "fpm", "root": str(there), "path": "bench.json", "contract": "fpm", "ranks_per_node": 2}
+    plan = local.plan({"engine": engine}, nodes=2, run={"finish": "artifacts"}, artifacts=[fpm])
+    return local.start(plan, **options)
+
+
+def outcome(run: Run) -> list[tuple[Any, ...]]:
+    """What each node's contract has come to: state, and kind, name and content of each file."""
+    return [
+        (item["contract"], item["state"], [(file["kind"], file["path"], file["sha256"]) for file in files])
+        for item in run.receipt()["artifacts"]
+        for files in [item["finding"]["files"]]
+    ]
 
 
 def put(directory: Path) -> None:
@@ -66,6 +87,22 @@ def test_what_a_rank_writes_is_found_by_its_agents_hint(local: Local, mounts: tu
     run = started(local, there, before=[sys.executable, "-c", HOURLY])
     put(there / "out")
     assert run.wait() == 0, run
+
+
+def test_a_self_benchmark_ends_the_same_whoever_tells_of_its_files(
+    local: Local, mounts: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """By polling, for no event crosses from mount to mount; by hints alone; and by this machine's own events."""
+    here, there = mounts
+    told = benchmark(local, tmp_path / "disk", tmp_path / "disk")
+    hinted = benchmark(local, there / "hinted", there / "hinted", before=[sys.executable, "-c", HOURLY])
+    polled = benchmark(local, there / "polled", here / "polled")
+    assert [run.wait() for run in (told, hinted, polled)] == [0, 0, 0], (told, hinted, polled)
+    assert {state for _, state, _ in outcome(told)} == {"complete"}
+    assert [len(files) for _, _, files in outcome(told)] == [4, 4]
+    assert outcome(told) == outcome(hinted) == outcome(polled)
+    for run, by in ((told, "events"), (hinted, "polling"), (polled, "polling")):
+        assert {watch["by"] for watch in run.receipt()["watches"]} == {by}
 
 
 def test_a_run_says_that_it_polls_while_it_does(local: Local, mounts: tuple[Path, Path]) -> None:
