@@ -181,8 +181,8 @@ def _judge(places: Sequence[Place]) -> list[Document]:
 
 def _planned(args: argparse.Namespace, directory: str) -> list[Place]:
     """The contracts of a plan, whose run directory is this one. Raises PlanErrors, _Unclear."""
-    from supervisor.cli.plans import load_plan
     from supervisor.core.artifacts import instances
+    from supervisor.runs.plans import load_plan
 
     plan = load_plan(args.plan)
     if not plan.artifacts:

@@ -34,9 +34,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb; returns the exit code."""
-    from supervisor.cli.plans import load_plan
     from supervisor.core.fields import PlanErrors
     from supervisor.core.plan import schema
+    from supervisor.runs.plans import load_plan
 
     if args.schema:
         print(json.dumps(schema(), indent=2))

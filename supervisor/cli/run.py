@@ -44,9 +44,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Run the plan. Returns the run's exit code, or 78 when nothing could be started."""
     gc.disable()  # what is imported from here on stays: to look for garbage in it takes a tenth of the way to the start
-    from supervisor.cli.plans import read_plan
     from supervisor.core.fields import PlanErrors
     from supervisor.engine.prepare import Unfit
+    from supervisor.runs.plans import read_plan
 
     try:
         return _run(args, *read_plan(args.plan))

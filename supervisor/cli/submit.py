@@ -18,9 +18,6 @@ import json
 import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,17 +26,10 @@ from supervisor.cli.output import complain, refuse, sentence, tell
 from supervisor.core import codes
 
 if TYPE_CHECKING:
-    from supervisor.core.plan import Plan
     from supervisor.core.submission import Order
     from supervisor.scheduler.submit import Submitted
 
 SCHEMA_VERSION: Final = 1
-VERSION_LIMIT: Final = 20.0
-"""Seconds for `allocctl --version`: on a cold network file system Python takes some."""
-
-
-class Unfit(Exception):
-    """Nothing can be submitted so; the message says what to do."""
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -76,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     """Submit. Returns 0 when there is a job."""
     from supervisor.core.fields import PlanErrors
     from supervisor.core.sbatch_options import Misfit
+    from supervisor.runs.ordering import Unfit
 
     try:
         made = prepare(args)
@@ -108,91 +99,19 @@ class Made:
 
 def prepare(args: argparse.Namespace) -> Made:
     """Read and check everything; nothing is written. Raises PlanErrors, Misfit, Unfit."""
-    import getpass
-    import secrets
-
-    from supervisor import __version__
-    from supervisor.cli.plans import read_plan
-    from supervisor.core.submission import make_order, submission_environment
+    from supervisor.runs.ordering import terms
+    from supervisor.runs.plans import read_plan
 
     plan, text = read_plan(args.plan)
-    environ = submission_environment(os.environ)
-    if not shutil.which("sbatch", path=environ.get("PATH")):
-        raise Unfit("there is no sbatch on PATH: add Slurm's bin directory, or use `allocctl run` on this machine")
-    allocctl, notes = find_allocctl(args.allocctl, plan)
-    order = make_order(
+    found, notes = terms(
         plan,
-        base=_base(args.dir or os.environ.get("ALLOCD_RUNS") or plan.base),
-        token=secrets.token_hex(8),
-        allocctl=allocctl,
-        version=__version__,
+        os.environ,
+        directory=args.dir,
+        allocctl=args.allocctl,
+        cluster=args.cluster,
         options=args.options,
-        environ=environ,
-        cluster=_cluster(args.cluster, plan),
-        user=getpass.getuser(),
-        uid=os.getuid(),
     )
-    return Made(order, text, notes)
-
-
-def _base(given: str) -> str:
-    """Where the submission's directory is made, from the root. Raises Unfit."""
-    try:
-        path = os.path.abspath(given)
-    except FileNotFoundError:
-        raise Unfit("the working directory does not exist any more: change to one that does") from None
-    if not path.isprintable():
-        raise Unfit(f"{path!a}: a path that is no printable text: choose another place with --dir")
-    return path
-
-
-def _cluster(given: str | None, plan: Plan) -> str | None:
-    """One cluster's name, or None for this one. sbatch's own variables are above the plan. Raises Unfit."""
-    variables = (os.environ.get(name) for name in ("SBATCH_CLUSTERS", "SLURM_CLUSTERS"))
-    name = given or next(filter(None, variables), None) or plan.slurm.cluster
-    if name and ("," in name or name == "all" or not name.isprintable() or name.startswith("-")):
-        raise Unfit(f"{name!r} is no single cluster: name one with --cluster")
-    return name
-
-
-def find_allocctl(given: str | None, plan: Plan) -> tuple[str, tuple[str, ...]]:
-    """The absolute path of the allocctl that the job execs, and notes for people: the flag's, $ALLOCCTL, the plan's, or
-    this one. One that was named need not be here, for the nodes may have another file system. Raises Unfit."""
-    named = given or os.environ.get("ALLOCCTL") or plan.slurm.allocctl
-    path = named or _this_one()
-    if not os.path.isabs(path) or not path.isprintable():
-        raise Unfit(f"{path!r}: the nodes need an absolute path of allocctl")
-    if not os.path.exists(path):
-        if not named:
-            raise Unfit(f"{path} is not there: name the nodes' allocctl with --allocctl")
-        return path, (f"{path} is not there on this machine: the job will say if it is not there on the node either",)
-    _check_version(path)
-    return path, ()
-
-
-def _this_one() -> str:
-    """The command of this very installation: what was typed, else the one beside the interpreter."""
-    typed = os.path.abspath(sys.argv[0])
-    return typed if os.path.basename(typed) == "allocctl" else os.path.join(os.path.dirname(sys.executable), "allocctl")
-
-
-def _check_version(path: str) -> None:
-    """It runs here, and is ours. Raises Unfit."""
-    from supervisor import __version__
-
-    try:
-        done = subprocess.run(
-            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=VERSION_LIMIT
-        )
-    except FileNotFoundError:  # the file is there
-        raise Unfit(f"{path} does not run: the interpreter that its first line names is not there") from None
-    except OSError as error:
-        raise Unfit(f"{path} does not run: {error.strerror or error}") from None
-    except subprocess.TimeoutExpired:
-        raise Unfit(f"{path} --version did not end within {VERSION_LIMIT:g} s") from None
-    if done.returncode != 0 or done.stdout.strip() != f"allocctl {__version__}":
-        said = (done.stdout.strip() or done.stderr.strip().rpartition("\n")[2] or "nothing")[:200]
-        raise Unfit(f"{path} --version says {said!r}, and this is allocctl {__version__}: name one of the same version")
+    return Made(found.order(plan), text, notes)
 
 
 def _dry_run(made: Made, as_json: bool) -> int:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.cli.plans import load_plan
 from supervisor.core.submission import Submission, make_order
+from supervisor.runs.plans import load_plan
 from tests.slurm.jobs import ALLOCCTL, LIMIT, SERVE, Jobs, Run, await_files, role, sh, until
 
 

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.cli import check
-from supervisor.cli.plans import key_lines, load_plan
 from supervisor.core import codes
 from supervisor.core.fields import PlanErrors, join
 from supervisor.core.plan import schema
+from supervisor.runs.plans import key_lines, load_plan
 
 GOOD = """\
 [job]

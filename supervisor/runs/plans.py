@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from supervisor.core import finalization
@@ -33,8 +33,12 @@ def load_plan(path: str | Path) -> Plan:
 def read_plan(path: str | Path) -> tuple[Plan, str]:
     """The plan in a file, with what the environment sets in it, and the file's text, read once: it may be a pipe, or
     change. Raises PlanErrors."""
-    source = str(path)
-    text = _text(path, source)
+    text = _text(path, str(path))
+    return plan_of(text, str(path), os.environ), text
+
+
+def plan_of(text: str, source: str, environ: Mapping[str, str]) -> Plan:
+    """The plan that a text is, with what the environment sets in it; `source` names it in errors. Raises PlanErrors."""
     try:
         data = tomllib.loads(text)
     except RecursionError:
@@ -45,10 +49,10 @@ def read_plan(path: str | Path) -> tuple[Plan, str]:
         plan, errors = parse_plan(data, source), []
     except PlanErrors as wrong:
         plan, errors = None, list(_with_lines(wrong.errors, text))
-    errors += finalization.mistakes(plan, os.environ)
+    errors += finalization.mistakes(plan, environ)
     if plan is None or errors:
         raise PlanErrors(errors, source) from None
-    return finalization.with_window(plan, os.environ), text
+    return finalization.with_window(plan, environ)
 
 
 def _text(path: str | Path, source: str) -> str:
