@@ -149,6 +149,18 @@ class Submitter:
                 return done
         return None
 
+    async def settle(self, directory: str) -> Submitted | None:
+        """What came of the submission in a directory; None when sbatch was not run for it. Raises BlockingIOError while
+        somebody else is at it, OSError and ValueError when its record cannot be read."""
+        try:
+            async with _locked(directory):
+                submission = await asyncio.to_thread(read_record, directory)
+                if submission.state in ("asked", "unknown"):
+                    return await self._settled(directory, submission)
+                return Submitted(directory, submission)
+        except FileNotFoundError:  # the record is there before sbatch runs
+            return None
+
     # --- sbatch ---
 
     async def _ask(self, argv: list[str]) -> Reply:
