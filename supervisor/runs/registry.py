@@ -137,6 +137,17 @@ def runs_of_job(jobid: str, base: str | None = None) -> list[str]:
     return sorted(path for path, run_id in found.items() if attempt_of(run_id) == last)
 
 
+def gone_runs(jobid: str, since: float) -> list[str]:
+    """The directories of a job's runs that were registered since that epoch second, and are not there any more."""
+    gone = []
+    with suppress(OSError):
+        for name in os.listdir(registry()):
+            link = os.path.join(registry(), name)
+            if job_in(name) == jobid and os.lstat(link).st_mtime >= since and not os.path.isdir(link):
+                gone.append(os.readlink(link))
+    return gone
+
+
 def job_in(run_id: str) -> str | None:
     """The job in a run's id; None for what is none: a copy that somebody has named `7.old`."""
     found = RUN_ID.fullmatch(run_id)

@@ -20,7 +20,7 @@ from typing import Final
 
 from supervisor import versions
 from supervisor.core import codes
-from supervisor.core.identity import Known
+from supervisor.core.identity import SLACK, Known
 from supervisor.core.receipt import contradicted, sealed_receipt, stranger_of
 from supervisor.core.submission import Submission
 from supervisor.core.truth import Truth, deciding, restarts_of
@@ -38,7 +38,7 @@ from supervisor.runs.papers import (
     read_receipt,
     set_aside,
 )
-from supervisor.runs.registry import JOURNAL, attempt_of, job_receipt, runs_of_job, submission_of
+from supervisor.runs.registry import JOURNAL, attempt_of, gone_runs, job_receipt, runs_of_job, submission_of
 from supervisor.runs.saved import fold_document
 
 RECEIPT_POLL: Final = 0.2  # seconds
@@ -96,8 +96,10 @@ def seal_job(
     if run_dirs is None:
         run_dirs = find_runs(jobid, truth)
     restarts = restarts_of(truths[0]) or 0
-    gone = [run_dir for run_dir in run_dirs if not os.path.isdir(run_dir)]
+    gone = {run_dir for run_dir in run_dirs if not os.path.isdir(run_dir)}
     run_dirs = [run_dir for run_dir in run_dirs if run_dir not in gone]
+    if submission:
+        gone.update(gone_runs(jobid, submission.asked_at - SLACK))
     strangers = {run_dir: why for run_dir in run_dirs if (why := stranger(papers_of(run_dir), truth))}
     if submission and (other := stranger_of(truth, known)) and not other.earlier:
         strangers[f"the submission {submission.token!r}"] = other.why
@@ -115,7 +117,8 @@ def seal_job(
         documents[0]["disagreements"].append(f"{what} is of another job with the same id: {why}")
     documents[0]["disagreements"] += [
         f"the run directory {run_dir} is gone: what the engine saw is missing, and Slurm's record alone tells the end"
-        for run_dir in gone
+        for run_dir in sorted(gone)
+        if not ours and attempt_of(os.path.basename(run_dir)) >= restarts
     ]
     if len(ours) < len(mine):
         documents[0]["disagreements"].append(

@@ -35,6 +35,8 @@ def lost(local: Local) -> Run:
     plan = local.plan({"worker": role("0,1", SERVE), "client": role(2, SERVE)}, coordinator=2)
     run = local.start(plan)
     run.wait_file("up.0", "up.1", "up.2")
+    for rank in range(3):
+        run.first("RankStarted", rank=rank)
     run.signal(signal.SIGKILL)
     run.wait()
     return run

@@ -55,7 +55,7 @@ def test_two_who_verify_at_the_same_time_seal_one_receipt(jobs: Jobs) -> None:
 def test_a_run_whose_engine_was_killed_is_never_a_success(jobs: Jobs) -> None:
     """The engine is the batch script itself, so the job fails with it; its journal is all that is left."""
     run = jobs.submit(two_ranks(jobs, GO), nodes=2)
-    run.wait_file("up.1")
+    run.wait_events("RankStarted", 2)
     os.kill(run.engine, signal.SIGKILL)
     run.job_end("FAILED")
     run.wait_gone()

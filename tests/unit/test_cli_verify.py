@@ -28,6 +28,7 @@ from supervisor.core.run import fold
 from supervisor.core.state import Failure
 from supervisor.core.submission import Submission
 from supervisor.engine import receipts
+from supervisor.runs.registry import register
 from supervisor.runs.sealing import seal_job
 from supervisor.scheduler.client import SlurmClient
 from supervisor.scheduler.verify import verify_job
@@ -566,6 +567,18 @@ def test_a_copy_under_a_name_of_its_own_is_no_run_of_the_job(bench: Bench) -> No
     document = bench.verify()
     assert (document["kind"], document["verdict"]["code"]) == ("sealed", 7)
     assert not (run_dir / "receipt.json").exists()
+
+
+def test_a_run_that_was_registered_and_is_gone_is_told(bench: Bench, tmp_path: Path) -> None:
+    submitted(bench, "7")
+    bench.slurm.sacct(row("FAILED", "7:0"))
+    bench.slurm.scontrol(UNKNOWN)
+    register("7", "/nowhere/7")
+    document = bench.verify()
+    assert (document["verdict"]["code"], len(document["disagreements"])) == (7, 1)
+    assert "the run directory /nowhere/7 is gone" in document["disagreements"][0]
+    bench.make_run(failures=(failed(7),))
+    assert bench.verify()["disagreements"] == []
 
 
 def test_a_requeued_job_is_not_judged_by_the_run_of_an_earlier_attempt(bench: Bench) -> None:
