@@ -71,7 +71,7 @@ import signal
 import sys
 import time
 
-from supervisor.agent.lines import GRACE_LIMIT, LINE_LIMIT, Lines, Spec, between, encode, introduction
+from supervisor.agent.channel import GRACE_LIMIT, Channel, Spec, between, encode, introduction
 from supervisor.agent.processes import (
     EXIT_FAILED,
     EXIT_FAULT,
@@ -79,18 +79,16 @@ from supervisor.agent.processes import (
     EXIT_NOT_FOUND,
     EXIT_REFUSED,
     EXIT_USAGE,
+    KILL_PAUSE,
     PR_SET_CHILD_SUBREAPER,
-    Process,
+    Tree,
     become,
     bring,
     children,
-    descendants,
     fork,
-    marked,
-    numbers,
     prctl,
     process,
-    send,
+    sweep,
     write_down,
 )
 
@@ -104,25 +102,21 @@ if TYPE_CHECKING:
 # What the engine relies on: bytes, seconds, exit codes.
 NONCE_LIMIT = 200  # characters
 SPEC_LIMIT = 4 << 20  # characters; more than the kernel takes as arguments and environment
-OUTBOX_LIMIT = 64 << 10  # when the channel is stuck that far, pongs and notes are dropped
 FAREWELL = 120.0  # a finished agent waits that long for bye
 STAND_BACK = 0.01  # from the report of an end to the look for leftovers, see tidy
 LINGER = 0.1  # from the report of a failure to the exit, see leave_soon
 LOST_GRACE, LOST_LIMIT = 1.5, 1.8  # when the channel has ended: to KILL, and to leaving whatever resists it
 KILL_LIMIT = 10.0  # from the first KILL to giving up: another user's process, or one stuck in the kernel
-KILL_PAUSE = (0.005, 0.25)  # between two rounds of KILL: the first pause, doubled up to the last
 LOOK_PAUSE = 0.25  # between two looks at processes whose end no signal announces
 FETCH_MARGIN = 2.0  # a fetch that is still there so long after its own limit hangs
 HINT_PAUSE = 0.02  # between two hints
 FLUSH_LIMIT, LOST_FLUSH = 5.0, 0.1  # for the logs to reach the disk; when the channel has ended
-SWEEP_LIMIT = 5.0
 SIGNAL_BASE = 128
 
 WAITING, STARTING, RUNNING = "waiting", "starting", "running"
 CLEARING, FLUSHING, GONE = "clearing", "flushing", "gone"
 HAS_TREE = (STARTING, RUNNING, CLEARING)
 CODE_ORDER = ("channel", "bye", "order", "own")  # whose exit code counts, see the essay
-MAY_BE_DROPPED = ("pong", "hint", "note")
 
 # Signals to the agent. The first row stops the rank. The second would end the agent by default
 # (`--signal=USR1@60` reaches every task) and is reported, no more: Slurm gives it to the rank's own too.
@@ -138,7 +132,7 @@ class Agent:
     `due`."""
 
     def __init__(self, nonce: str, rank: int) -> None:
-        self.nonce, self.rank = nonce, rank
+        self.rank = rank
         self.state = WAITING
         self.parts: list[str] = []
         self.spec: Spec | None = None
@@ -149,8 +143,6 @@ class Agent:
         self.ordered = 0  # the last stop signal that was asked for
         self.told = 0  # the process group that has got it, but for those born since `heard` (see Process.born)
         self.heard = 0
-        self.killed: set[tuple[int, int]] = set()
-        self.refusing: set[int] = set()
         self.pause = KILL_PAUSE[0]
         self.left = 0
         self.told_at = float("-inf")  # when `ended` or `refused` was said
@@ -160,10 +152,9 @@ class Agent:
         self.hinted_at = float("-inf")
         self.due: dict[Callable[[], None], float] = {}
         self.selector = selectors.PollSelector()  # it takes files and /dev/null too, which epoll refuses
-        self.lines = Lines()
-        self.outbox = bytearray()
-        self.writable = select.poll()
-        self.writable.register(1, select.POLLOUT)
+        self.channel = Channel(nonce, self.selector, self.on_command, lambda: self.hasten(self.on_channel_end, 0.0))
+        self.emit, self.note = self.channel.emit, self.channel.note
+        self.tree = Tree(self.note)
 
     def run(self) -> int:
         """From the first breath to the exit code."""
@@ -197,7 +188,7 @@ class Agent:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self.selector.register(self.wakeup, selectors.EVENT_READ, self.on_wakeup)  # first: the fast path
-        self.selector.register(0, selectors.EVENT_READ, self.on_input)
+        self.channel.listen()
         self.emit("hello", **introduction(), rank=self.rank)
         if trouble:
             self.note(trouble)
@@ -207,59 +198,10 @@ class Agent:
         when = time.monotonic() + delay
         self.due[action] = min(when, self.due.get(action, when))
 
-    # words out
+    # commands
 
-    def emit(self, event: str, **fields: Any) -> None:
-        if event not in MAY_BE_DROPPED or len(self.outbox) < OUTBOX_LIMIT:
-            self.outbox += encode({"n": self.nonce, "e": event, **fields})
-            self.write()
-
-    def note(self, sentence: str) -> None:
-        self.emit("note", text=sentence)
-
-    def write(self) -> None:
-        """Hand over what the channel takes now. The description is not made non-blocking, for others hold it
-        too; but a pipe that polls writable takes PIPE_BUF bytes without blocking."""
-        try:
-            while self.outbox and self.writable.poll(0):
-                del self.outbox[: os.write(1, self.outbox[: select.PIPE_BUF])]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.outbox.clear()
-            self.hasten(self.on_channel_end, 0.0)  # from the loop: our caller is in the middle of something
-        waiting = 1 in self.selector.get_map()
-        if self.outbox and not waiting:
-            self.selector.register(1, selectors.EVENT_WRITE, self.write)
-        elif waiting and not self.outbox:
-            self.selector.unregister(1)
-
-    # words in
-
-    def on_input(self) -> None:
-        try:
-            data = os.read(0, 65536)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        for line in self.lines.feed(data):
-            self.on_line(line)
-        if not data:  # a last line without its newline is no command
-            self.selector.unregister(0)
-            self.on_channel_end()
-
-    def on_line(self, line: bytes) -> None:
-        if len(line) > LINE_LIMIT:
-            if self.nonce.encode() in line:
-                self.note(f"a line of more than {LINE_LIMIT} bytes was dropped")
-            return
-        try:
-            command = json.loads(line)
-        except (ValueError, RecursionError):
-            return
-        if isinstance(command, dict) and command.get("n") == self.nonce:
-            COMMANDS.get(str(command.get("c")), Agent.on_unknown)(self, command)
+    def on_command(self, command: dict[str, Any]) -> None:
+        COMMANDS.get(str(command.get("c")), Agent.on_unknown)(self, command)
 
     def on_unknown(self, command: dict[str, Any]) -> None:
         self.note(f"unknown command {command.get('c')!r:.60}")
@@ -281,6 +223,7 @@ class Agent:
             except (ValueError, RecursionError) as error:
                 self.refuse("spec", str(error))
             else:
+                self.tree.tag = self.spec.tag
                 if self.spec.watch:
                     self.get_ready_to_watch(self.spec)
 
@@ -447,36 +390,15 @@ class Agent:
         self.due.setdefault(self.give_up, time.monotonic() + KILL_LIMIT)
         self.due[self.kill] = time.monotonic() + self.pause
         self.pause = min(2 * self.pause, KILL_PAUSE[1])
-        self.strike(self.tree())
-
-    def strike(self, targets: list[Process]) -> None:
-        self.killed |= {each.identity for each in targets if self.signal_one(each, signal.SIGKILL)}
+        self.tree.strike(self.tree.alive())
 
     def give_up(self) -> None:
-        alive = [str(each.pid) for each in self.tree()]
+        alive = [str(each.pid) for each in self.tree.alive()]
         self.left = len(alive)
         if self.main:
             self.main, self.codes["own"] = 0, SIGNAL_BASE + signal.SIGKILL
         self.note(f"given up on processes that survive KILL: {', '.join(alive)}")
         self.flush()
-
-    def signal_one(self, seen: Process, number: int) -> bool:
-        try:
-            return send(seen, number)
-        except PermissionError:
-            if seen.pid not in self.refusing:
-                self.refusing.add(seen.pid)
-                self.note(f"process {seen.pid} cannot be signalled: it belongs to another user")
-            return False
-
-    def tree(self) -> list[Process]:
-        """What is alive of the rank: our descendants, and whatever else carries its tag."""
-        everyone = [found for found in map(process, numbers()) if found]
-        below = {each.identity: each for each in descendants(everyone, os.getpid()) if each.alive}
-        return list({**below, **{each.identity: each for each in self.astray()}}.values())
-
-    def astray(self) -> list[Process]:
-        return marked(self.spec.tag, self.killed) if self.spec else []
 
     # ending
 
@@ -512,7 +434,7 @@ class Agent:
         if childless:
             self.look()
         elif killing:  # what comes down to us in the middle of it: one that forks faster than a listing can follow
-            self.strike(children())  # is caught here
+            self.tree.strike(children())  # is caught here
         if main and self.state == CLEARING:
             self.clear()
 
@@ -554,14 +476,14 @@ class Agent:
         """The main process has left others behind: TERM, unless a stop has told them already, and KILL after the
         grace. Not told is also who was born later, by a handler, or in the same tick: a shell's child has the shell's
         handlers until its exec, and loses what comes then."""
-        for each in self.tree():
+        for each in self.tree.alive():
             if each.group != self.told or each.born >= self.heard:
-                self.signal_one(each, signal.SIGTERM)
+                self.tree.signal(each, signal.SIGTERM)
         self.hasten(self.kill, self.manner()[1])
 
     def look(self) -> None:
         """No child, hence no descendant. If something got away from below us, no signal tells its end: look again."""
-        if self.astray():
+        if self.tree.astray():
             self.due[self.look] = time.monotonic() + LOOK_PAUSE
         else:
             self.flush()
@@ -596,7 +518,7 @@ class Agent:
 
     def gone(self) -> None:
         self.state = GONE
-        self.emit("gone", killed=len(self.killed), left=self.left)
+        self.emit("gone", killed=len(self.tree.killed), left=self.left)
         self.hasten(self.leave, FAREWELL)
         if self.lost or self.dismissed:
             self.leave_soon()
@@ -659,30 +581,9 @@ def keep(nonce: str, rank: int) -> int:
     try:
         return agent.run()
     except Exception:  # noqa: BLE001 - a defect of ours, see above
-        for each in agent.tree():
-            agent.signal_one(each, signal.SIGKILL)
+        agent.tree.strike(agent.tree.alive())
         sys.excepthook(*sys.exc_info())
         return EXIT_FAULT
-
-
-def sweep(tag: bytes) -> int:
-    """`sweep`: KILL whatever carries the tag until nothing does. Exit code 0, or 1 if something is left."""
-    end, pause = time.monotonic() + SWEEP_LIMIT, KILL_PAUSE[0]
-    killed: set[tuple[int, int]] = set()
-    while True:
-        alive = marked(tag, killed)
-        if not alive or time.monotonic() > end:
-            break
-        for each in alive:
-            try:
-                if send(each, signal.SIGKILL):
-                    killed.add(each.identity)
-            except PermissionError:
-                pass  # counted as left
-        time.sleep(pause)
-        pause = min(2 * pause, KILL_PAUSE[1])
-    os.write(1, encode({"e": "swept", "killed": len(killed), "left": len(alive)}))
-    return 1 if alive else 0
 
 
 def main(arguments: list[str]) -> int:
@@ -690,7 +591,9 @@ def main(arguments: list[str]) -> int:
     if verb == "run" and len(rest) == 2 and 0 < len(rest[0]) <= NONCE_LIMIT and rest[1].isdecimal():
         return keep(rest[0], int(rest[1]))
     if verb == "sweep" and len(rest) == 1 and rest[0]:
-        return sweep(os.fsencode(rest[0]))
+        killed, left = sweep(os.fsencode(rest[0]))
+        os.write(1, encode({"e": "swept", "killed": killed, "left": left}))
+        return 1 if left else 0
     if verb == "fetch" and not rest:
         from supervisor.agent import fetch  # not for a rank's agent, which stays small
 

@@ -19,7 +19,7 @@ from types import CodeType
 HERE = Path(__file__).parent
 PACKAGES = ("supervisor/__init__", "supervisor/agent/__init__", "supervisor/watch/__init__")
 MODULES = (
-    *("agent/lines", "agent/processes", "agent/agent", "agent/copying", "agent/fetch"),
+    *("agent/channel", "agent/processes", "agent/agent", "agent/copying", "agent/fetch"),
     *("agent/hints", "watch/inotify", "watch/trees"),
 )
 _MAIN = b"""\

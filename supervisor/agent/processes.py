@@ -9,17 +9,21 @@ import os
 import select
 import signal
 import sys
+import time
 
 TYPE_CHECKING = False  # not from typing: that import alone costs as much as all of ours
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, NoReturn
 
-    from supervisor.agent.lines import Spec
+    from supervisor.agent.channel import Spec
 
 EXIT_FAILED, EXIT_LOST, EXIT_USAGE, EXIT_FAULT = 1, 70, 78, 125
 EXIT_REFUSED, EXIT_NOT_FOUND = 126, 127  # the shell's codes for a command that cannot run, or is not there
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+KILL_PAUSE = (0.005, 0.25)  # seconds between two rounds of KILL: the first pause, doubled up to the last
+SWEEP_LIMIT = 5.0  # seconds
 PF_FORKNOEXEC = 0x40  # linux/sched.h: forked, and no exec since
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -131,6 +135,57 @@ def send(seen: Process, number: int) -> bool:
     finally:
         if held >= 0:
             os.close(held)
+
+
+class Tree:
+    """What is alive of a rank: our descendants, and whatever else carries its tag. `note` is told what cannot be
+    signalled."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self.note = note
+        self.tag = b""  # not known yet
+        self.killed: set[tuple[int, int]] = set()
+        self.refusing: set[int] = set()
+
+    def alive(self) -> list[Process]:
+        everyone = [found for found in map(process, numbers()) if found]
+        below = {each.identity: each for each in descendants(everyone, os.getpid()) if each.alive}
+        return list({**below, **{each.identity: each for each in self.astray()}}.values())
+
+    def astray(self) -> list[Process]:
+        """Those that carry the tag, wherever they stand."""
+        return marked(self.tag, self.killed) if self.tag else []
+
+    def signal(self, seen: Process, number: int) -> bool:
+        try:
+            return send(seen, number)
+        except PermissionError:
+            if seen.pid not in self.refusing:
+                self.refusing.add(seen.pid)
+                self.note(f"process {seen.pid} cannot be signalled: it belongs to another user")
+            return False
+
+    def strike(self, targets: list[Process]) -> None:
+        """KILL these."""
+        self.killed |= {each.identity for each in targets if self.signal(each, signal.SIGKILL)}
+
+
+def sweep(tag: bytes) -> tuple[int, int]:
+    """KILL whatever carries the tag until nothing does. Returns how many were killed, and how many are left."""
+    end, pause = time.monotonic() + SWEEP_LIMIT, KILL_PAUSE[0]
+    killed: set[tuple[int, int]] = set()
+    while True:
+        alive = marked(tag, killed)
+        if not alive or time.monotonic() > end:
+            return len(killed), len(alive)
+        for each in alive:
+            try:
+                if send(each, signal.SIGKILL):
+                    killed.add(each.identity)
+            except PermissionError:
+                pass  # counted as left
+        time.sleep(pause)
+        pause = min(2 * pause, KILL_PAUSE[1])
 
 
 def fork() -> int:

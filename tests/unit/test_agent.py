@@ -30,7 +30,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.agent import agent, lines, processes
+from supervisor.agent import agent, channel, processes
 from supervisor.agent.build import HERE, agent_archive
 
 pytestmark = pytest.mark.slow  # real programs, one after the other
@@ -135,7 +135,7 @@ class Engine:
 
     def next(self, limit: float = PATIENCE) -> Event:
         line = self.line(limit)
-        assert len(line) < lines.LINE_LIMIT
+        assert len(line) < channel.LINE_LIMIT
         event: Event = json.loads(line)
         assert event["n"] == NONCE
         self.events.append(event)
@@ -960,7 +960,7 @@ def test_what_it_does_not_understand_is_noted(engine: Engine) -> None:
 
 def test_the_line_limit(engine: Engine) -> None:
     engine.next()
-    for size, answer in ((lines.LINE_LIMIT, "pong"), (lines.LINE_LIMIT + 1, "note"), (300_000, "note")):
+    for size, answer in ((channel.LINE_LIMIT, "pong"), (channel.LINE_LIMIT + 1, "note"), (300_000, "note")):
         line = json.dumps({"n": NONCE, "c": "ping", "pad": ""}).encode()
         engine.raw(line.replace(b'""', b'"' + b"x" * (size - len(line)) + b'"') + b"\n")
         assert engine.next()["e"] == answer
@@ -972,8 +972,8 @@ def test_the_line_limit(engine: Engine) -> None:
     st.sampled_from(["note", "hello"]),
 )
 def test_no_line_is_longer_than_the_limit(fields: dict[str, Any], name: str) -> None:
-    line = lines.encode({"n": NONCE, "e": name, **fields})
-    assert len(line) <= lines.LINE_LIMIT
+    line = channel.encode({"n": NONCE, "e": name, **fields})
+    assert len(line) <= channel.LINE_LIMIT
     assert line.index(b"\n") == len(line) - 1
     told = json.loads(line)
     assert (told.pop("n"), told.pop("e"), set(told)) == (NONCE, name, set(fields))
@@ -985,9 +985,9 @@ def test_no_line_is_longer_than_the_limit(fields: dict[str, Any], name: str) -> 
 def test_lines_do_not_depend_on_how_they_arrive(texts: list[bytes], step: int) -> None:
     texts = [text.replace(b"\n", b"") for text in texts]
     stream = b"".join(text + b"\n" for text in texts) + b"rest"
-    cutter = lines.Lines()
+    cutter = channel.Lines()
     found = [line for at in range(0, len(stream), step) for line in cutter.feed(stream[at : at + step])]
-    assert found == [text[: lines.LINE_LIMIT + 1] for text in texts]
+    assert found == [text[: channel.LINE_LIMIT + 1] for text in texts]
 
 
 # -- when the agent itself dies -------------------------------------------------------------------------

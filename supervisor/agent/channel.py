@@ -1,22 +1,26 @@
-"""The agent's side of the channel as bytes: lines cut from a stream, messages that fit a line, the specification
-read."""
+"""The agent's side of the channel: lines cut from a stream, messages that fit a line, the specification read. What is
+said there is told in agent.py."""
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import selectors
 import signal
 import sys
 
 TYPE_CHECKING = False  # not from typing: that import alone costs as much as all of ours
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 LINE_LIMIT = 1000  # with the newline: Slurm keeps such lines whole even when several tasks share a stream
 GRACE_LIMIT = 3600.0
 DEPTH_LIMIT = 1000  # levels of directories
 FETCH_LIMIT = 86400.0
+OUTBOX_LIMIT = 64 << 10  # bytes: when the channel is stuck that far, this is dropped:
+MAY_BE_DROPPED = ("pong", "hint", "note")
 
 
 class Lines:
@@ -32,6 +36,80 @@ class Lines:
             line, self.rest = self.rest + part, b""
             yield line[: LINE_LIMIT + 1]
         self.rest = (self.rest + last)[: LINE_LIMIT + 1]
+
+
+class Channel:
+    """Standard input and output, which are never waited for. `take` gets each command. `ended` is called when nobody
+    speaks or nobody listens any more; it comes from the middle of something, and maybe again. `selector` is run by the
+    owner, who calls what is registered there."""
+
+    def __init__(
+        self,
+        nonce: str,
+        selector: selectors.BaseSelector,
+        take: Callable[[dict[str, Any]], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self.nonce, self.selector = nonce, selector
+        self.take, self.ended = take, ended
+        self.lines = Lines()
+        self.outbox = bytearray()
+        self.writable = select.poll()
+        self.writable.register(1, select.POLLOUT)
+
+    def listen(self) -> None:
+        """Take commands from now on."""
+        self.selector.register(0, selectors.EVENT_READ, self.read)
+
+    def emit(self, event: str, **fields: Any) -> None:
+        if event not in MAY_BE_DROPPED or len(self.outbox) < OUTBOX_LIMIT:
+            self.outbox += encode({"n": self.nonce, "e": event, **fields})
+            self.write()
+
+    def note(self, sentence: str) -> None:
+        self.emit("note", text=sentence)
+
+    def write(self) -> None:
+        """Hand over what the channel takes now. The description is not made non-blocking, for others hold it
+        too; but a pipe that polls writable takes PIPE_BUF bytes without blocking."""
+        try:
+            while self.outbox and self.writable.poll(0):
+                del self.outbox[: os.write(1, self.outbox[: select.PIPE_BUF])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.outbox.clear()
+            self.ended()
+        waiting = 1 in self.selector.get_map()
+        if self.outbox and not waiting:
+            self.selector.register(1, selectors.EVENT_WRITE, self.write)
+        elif waiting and not self.outbox:
+            self.selector.unregister(1)
+
+    def read(self) -> None:
+        try:
+            data = os.read(0, 65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        for line in self.lines.feed(data):
+            self.hear(line)
+        if not data:  # a last line without its newline is no command
+            self.selector.unregister(0)
+            self.ended()
+
+    def hear(self, line: bytes) -> None:
+        if len(line) > LINE_LIMIT:
+            if self.nonce.encode() in line:
+                self.note(f"a line of more than {LINE_LIMIT} bytes was dropped")
+            return
+        try:
+            command = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if isinstance(command, dict) and command.get("n") == self.nonce:
+            self.take(command)
 
 
 def encode(message: dict[str, Any]) -> bytes:
