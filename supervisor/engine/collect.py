@@ -147,7 +147,7 @@ async def _in_time(what: str, due: float, done: Collection, function: Any, *args
 
 def collect_shared(layout: Layout, promised: Several[Promised], limits: Limits, done: Collection) -> None:
     """Checksum the contracts' files, and copy what `collect.paths` names. Blocks."""
-    unread = [item for item in dict.fromkeys(promised) if not _unchanged(item, done)]
+    unread = [item for item in dict.fromkeys(promised) if not _unchanged(item, layout.run_dir, done)]
     copies: dict[str, dict[str, Any]] = {}
 
     def fact(found: dict[str, Any]) -> None:
@@ -165,24 +165,27 @@ def collect_shared(layout: Layout, promised: Several[Promised], limits: Limits, 
         if item.where in copies:
             done.files.append({**copies[item.where], "path": item.where})
         else:
-            _read(item, limits, done)
+            _read(item, layout.run_dir, limits, done)
 
 
 def _meaning(layout: Layout, pattern: str) -> tuple[str, list[str]]:
-    """The directory below which no link is followed, and the parts of the pattern there. That is all of the run
-    directory, or what is behind the part of a path elsewhere that the plan names literally: links on the way to there
-    are the site's."""
+    """The directory below which no link is followed, and the parts of the pattern there."""
     values = {word: escape(value) for word, value in layout.values(None).items()}
-    root, parts = split(os.path.join(escape(layout.run_dir), substitute(pattern, values)))
-    if not f"{root}/".startswith(f"{layout.run_dir}/"):
+    return _trusted(layout.run_dir, *split(os.path.join(escape(layout.run_dir), substitute(pattern, values))))
+
+
+def _trusted(run_dir: str, root: str, parts: list[str]) -> tuple[str, list[str]]:
+    """The same place, told from a directory that no job can have replaced: the run directory; or, elsewhere, the root,
+    for the plan names it literally, and links on the way to there are the site's."""
+    if not f"{root}/".startswith(f"{run_dir}/"):
         return root, parts
-    inside = root[len(layout.run_dir) :].split("/")
-    return layout.run_dir, [*(escape(name) for name in inside if name), *parts]
+    inside = root[len(run_dir) :].split("/")
+    return run_dir, [*(escape(name) for name in inside if name), *parts]
 
 
-def _unchanged(item: Promised, done: Collection) -> bool:
+def _unchanged(item: Promised, run_dir: str, done: Collection) -> bool:
     """Whether the file is as the look saw it that made its checksum: then that is told, and nothing read."""
-    for match in search(item.root, item.parts) if item.sha256 else ():
+    for match in search(*_trusted(run_dir, item.root, item.parts)) if item.sha256 else ():
         if not match.problem:
             status = os.stat(match.name, dir_fd=match.directory, follow_symlinks=False)
             if (status.st_size, status.st_mtime_ns) == (item.size, item.mtime_ns):
@@ -191,9 +194,9 @@ def _unchanged(item: Promised, done: Collection) -> bool:
     return False
 
 
-def _read(item: Promised, limits: Limits, done: Collection) -> None:
+def _read(item: Promised, run_dir: str, limits: Limits, done: Collection) -> None:
     why = "No such file"
-    for match in search(item.root, item.parts):
+    for match in search(*_trusted(run_dir, item.root, item.parts)):
         why = match.problem
         if not why:
             try:

@@ -123,6 +123,16 @@ def test_a_contracts_file_that_is_copied_is_read_once(run_dir: Path, monkeypatch
     assert done.files == [copied, facts(path)]
 
 
+def test_a_contracts_root_that_became_a_link_is_not_followed(run_dir: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "secret/result.json")
+    (run_dir / "out").symlink_to(path.parent)
+    status = path.stat()
+    known = Promised(str(run_dir / "out"), "result.json", status.st_size, status.st_mtime_ns, "ab" * 32)
+    for item in (known, replace(known, sha256=None)):
+        done = Collected(run_dir, promised=[item])
+        assert (done.files, done.errors) == ([], [f"collect: {item.where}: a symbolic link, not followed"])
+
+
 @pytest.mark.parametrize("name", ["gone.json", "link.json", "away/key", "fifo"])
 def test_a_contracts_file_that_is_none_any_more(run_dir: Path, tmp_path: Path, name: str) -> None:
     secret = write(tmp_path / "secret/key")
