@@ -38,7 +38,7 @@ class Following:
         self._ranks = ranks
         self._target = target
         self._teller = StoryTeller(target, printer)
-        self._asks = not target.local and slurm_is_here()
+        self._asks = not target.alone and slurm_is_here()
         self._write = write
         self._runs_over = asyncio.Event()
         self._follower = Follower(

@@ -8,25 +8,26 @@ import gc
 import json
 import os
 import shlex
-import shutil
 import socket
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.cli.output import end_with, refuse, sentence, tell
 from supervisor.core import codes
 from supervisor.runs.registry import register
 
 if TYPE_CHECKING:
-    from supervisor.core.allocation import Allocation
+    from supervisor.cli.places import Place
     from supervisor.core.layout import Layout
     from supervisor.core.plan import Plan
     from supervisor.engine.prepare import Prepared
     from supervisor.engine.session import Outcome
-    from supervisor.engine.time_limit import EndTimeReader
     from supervisor.launch.base import Launcher
-    from supervisor.scheduler.client import SlurmClient
+
+
+SETTLE: Final = 10.0
+"""Seconds that Slurm's records of an adopted run's steps are waited for."""
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,7 +35,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = subparsers.add_parser("run", help="run a plan to a proven verdict")
     parser.add_argument("plan", help="the plan, a TOML file")
     parser.add_argument("--dir", help="where run directories are made (default: $ALLOCD_RUNS, else the plan's run.dir)")
-    parser.add_argument("--local", action="store_true", help="run on this machine, even inside an allocation")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--jobid", help="start the steps from here, in this job that runs already (see `adopt`)")
+    where.add_argument("--local", action="store_true", help="run on this machine, even inside an allocation")
     parser.add_argument("--dry-run", action="store_true", help="print every command line exactly, start nothing")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print the run's receipt on stdout at the end")
@@ -59,68 +62,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, plan: Plan, plan_text: str) -> int:
+    from supervisor.cli.places import elsewhere, here, in_slurm
     from supervisor.engine import prepare
 
-    in_slurm = bool(os.environ.get("SLURM_JOB_ID")) and not args.local
     base = args.dir or os.environ.get("ALLOCD_RUNS") or plan.base
-    launcher: Launcher
-    clock: EndTimeReader | None = None
-    notes: tuple[str, ...] = ()
-    if in_slurm:
-        allocation, launcher, clock, notes = _in_slurm(base)
-        jobid, attempt = allocation.jobid, allocation.attempt
-        nodes = prepare.slurm_nodes(plan, allocation.nodes)
+    if args.jobid:
+        place = elsewhere(plan, args.jobid)
+    elif os.environ.get("SLURM_JOB_ID") and not args.local:
+        place = in_slurm(plan, base)
     else:
-        from supervisor.launch.local import LocalLauncher
-
-        attempt = prepare.local_attempt()
-        jobid, nodes, launcher = attempt, prepare.local_nodes(plan), LocalLauncher()
+        place = here(plan)
     if args.dry_run:
-        return _dry_run(prepare.layout_for(plan, base, attempt, jobid, nodes), launcher, args.json)
-    prepared = prepare.prepare(plan, plan_text, base, attempt, jobid, nodes)
+        attempt = f"{place.attempt}.s1" if place.adopted else place.attempt
+        return _dry_run(prepare.layout_for(plan, base, attempt, place.jobid, place.nodes), place.launcher, args.json)
+    prepared = prepare.prepare(*(plan, plan_text, base, place.attempt, place.jobid, place.nodes), further=place.adopted)
     try:
-        return _drive(args, prepared, launcher, clock, plan_text, notes)
+        return _drive(args, prepared, place, plan_text)
     finally:
         for descriptor in prepared.held:
             os.close(descriptor)
-
-
-def _in_slurm(base: str) -> tuple[Allocation, Launcher, EndTimeReader, tuple[str, ...]]:
-    """The allocation that we are in, its launcher, its clock, and sentences for the journal. Raises Unfit."""
-    from supervisor.core.allocation import allocation_from
-    from supervisor.engine.prepare import Unfit
-    from supervisor.engine.time_limit import SlurmClock
-    from supervisor.launch.srun import SrunLauncher
-    from supervisor.scheduler.client import SlurmClient
-
-    client = SlurmClient()
-    try:
-        allocation = allocation_from(os.environ)
-    except ValueError as error:
-        raise Unfit(f"{error}: unset SLURM_JOB_ID, or use --local") from error
-    allocation, notes = _confirmed(allocation, client, base)
-    srun = shutil.which("srun")
-    if srun is None:
-        raise Unfit("SLURM_JOB_ID is set, but there is no srun on PATH: add Slurm's bin directory, or use --local")
-    return allocation, SrunLauncher(client, allocation, srun), SlurmClock(client, allocation.records), notes
-
-
-def _confirmed(allocation: Allocation, client: SlurmClient, base: str) -> tuple[Allocation, tuple[str, ...]]:
-    """The allocation as the controller knows it, asked only where the variables alone may mislead: a job that an
-    array's task submitted inherits that task's name, and a run that is here already may be one of before a requeue of
-    which SLURM_RESTART_COUNT, lost on the way, did not tell."""
-    claims_task = "_" in allocation.jobid
-    if not claims_task and not os.path.exists(os.path.join(base, allocation.attempt)):
-        return allocation, ()
-    answer = asyncio.run(client.show_job(allocation.records[0]))
-    if answer.outcome == "failed":
-        return allocation, (f"that this is job {allocation.attempt} was not confirmed: {answer.problem}",)
-    if claims_task and (answer.record is None or answer.record.jobid != allocation.raw):
-        text = f"SLURM_ARRAY_JOB_ID and SLURM_ARRAY_TASK_ID are another job's: this is {allocation.raw}"
-        return replace(allocation, jobid=allocation.raw), (text,)
-    if answer.record is None or answer.record.restarts is None:
-        return allocation, ()
-    return replace(allocation, restarts=answer.record.restarts), ()
 
 
 def _dry_run(layout: Layout, launcher: Launcher, as_json: bool) -> int:
@@ -143,14 +103,7 @@ def _dry_run(layout: Layout, launcher: Launcher, as_json: bool) -> int:
     return codes.OK
 
 
-def _drive(
-    args: argparse.Namespace,
-    prepared: Prepared,
-    launcher: Launcher,
-    clock: EndTimeReader | None,
-    plan_text: str,
-    notes: tuple[str, ...],
-) -> int:
+def _drive(args: argparse.Namespace, prepared: Prepared, place: Place, plan_text: str) -> int:
     import tomllib
 
     from supervisor import versions
@@ -166,15 +119,18 @@ def _drive(
         run_dir=layout.run_dir,
         marker=layout.marker,
         nodes=list(layout.nodes),
-        launcher=launcher.kind,
+        launcher=place.launcher.kind,
         host=socket.gethostname(),
         pid=os.getpid(),
         plan=_journalled(tomllib.loads(plan_text), layout.plan),
         versions=versions(),
-        cluster=os.environ.get("SLURM_CLUSTER_NAME", "") if launcher.kind == "slurm" else "",
-        user=os.environ.get("SLURM_JOB_USER", "") if launcher.kind == "slurm" else "",
+        cluster=place.cluster,
+        user=place.user,
+        adopted=place.adopted,
+        unit=os.environ.get("ALLOCD_UNIT", "") if place.adopted else "",
+        steps=layout.step_prefix,
     )
-    notes = (*notes, *prepared.notes, *_not_the_batch_process())
+    notes = (*place.notes, *prepared.notes)
     printer = Printer(sys.stderr)
     try:
         if args.quiet:
@@ -184,9 +140,10 @@ def _drive(
         report = None if args.quiet else reporter(printer)
         gc.freeze()  # no collection looks again at what is there by now, the interpreter's last one included
         gc.enable()
-        outcome = drive(layout, launcher, opening, clock=clock, report=report, notes=notes)
+        outcome = drive(layout, place.launcher, opening, clock=place.clock, report=report, notes=notes)
+        outcome, later = _by_its_steps(layout.run_dir, outcome) if place.adopted else (outcome, ())
         printer.settle()
-        for text in (*outcome.trouble, _verdict(layout.run_id, outcome)):
+        for text in (*outcome.trouble, *later, _verdict(layout.run_id, outcome)):
             printer.print(f"allocctl: {text}")
     finally:
         printer.close()
@@ -194,6 +151,24 @@ def _drive(
     if args.json:
         tell(json.dumps(outcome.receipt, indent=1, ensure_ascii=False))
     return outcome.code
+
+
+def _by_its_steps(run_dir: str, outcome: Outcome) -> tuple[Outcome, tuple[str, ...]]:
+    """An adopted run is over when it has ended, whatever its job does: sealed with Slurm's records of its steps. Where
+    that cannot be yet, the verdict stays as it was first observed, and a sentence says so."""
+    from supervisor.runs.adopted import settle
+    from supervisor.runs.saved import Unreadable
+    from supervisor.scheduler.client import SlurmClient
+
+    try:
+        sealed = asyncio.run(settle(SlurmClient(), run_dir, SETTLE))
+        verdict = sealed.document["verdict"]
+        if verdict["final"] and not sealed.trouble:
+            return replace(outcome, receipt={**outcome.receipt, "verdict": verdict}), ()
+        why = sealed.trouble[0] if sealed.trouble else verdict["summary"]
+    except (OSError, Unreadable) as error:
+        why = str(error)
+    return outcome, (f"not sealed yet: {why}: `allocctl verify {outcome.receipt['run_id']}` seals it",)
 
 
 def _journalled(data: dict[str, Any], plan: Plan) -> dict[str, Any]:
@@ -214,21 +189,3 @@ def _verdict(run_id: str, outcome: Outcome) -> str:
     saved = "; not everything could be saved" if outcome.trouble else ""
     summary = f"{verdict['outcome']}{observed}: {verdict['summary']}{saved}"
     return f"{run_id}: {summary} [exit {verdict['code']}, origin {verdict['origin']}]"
-
-
-def _not_the_batch_process() -> tuple[str, ...]:
-    """Slurm's early signal reaches only the batch script's own process: say so when that is not us."""
-    if os.environ.get("ENVIRONMENT") != "BATCH" or "SLURM_JOB_ID" not in os.environ:
-        return ()
-    try:
-        with open(f"/proc/{os.getppid()}/comm", encoding="utf-8") as file:
-            parent = file.read().strip()
-    except OSError:
-        return ()
-    if parent.startswith("slurmstepd"):
-        return ()
-    text = (
-        f"allocctl is a child of {parent!r}, not the batch script's own process: Slurm's signals to the script do not "
-        "reach it. Start it with `exec allocctl run ...` as the script's last line"
-    )
-    return (text,)

@@ -4,7 +4,8 @@ file.
 A job without a run of ours is judged by Slurm's record alone. A receipt that is sealed already is not sealed again:
 terminal evidence is immutable, and its verdict is what this verb answers, whether Slurm can be asked or not. The plain
 id of an array means all of its tasks, each judged by itself; that of a heterogeneous job all of its components,
-judged together.
+judged together. The id of a run in somebody else's job (`allocctl adopt`) means that run alone, and a job's id never
+does: that run is judged by Slurm's records of its steps, also while the job goes on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import sys
 from contextlib import suppress
@@ -102,12 +104,22 @@ def _from_files(args: argparse.Namespace) -> Sealed:
 
 def _sealed(args: argparse.Namespace) -> Sealed:
     """The sealed document of each run of the job (or of the job alone), and what could not be saved."""
-    from supervisor.runs.sealing import Sealed, find_runs, on_cluster, seal_array, seal_job, sealed_already
+    from supervisor.runs.sealing import (
+        Sealed,
+        find_runs,
+        is_adopted_run,
+        on_cluster,
+        seal_array,
+        seal_job,
+        sealed_already,
+    )
 
     target, asked_for = _target(args)
     if not target.jobid[0].isdecimal():
         return Sealed([run_document(path)[0] for path in asked_for])
     named = args.cluster or target.cluster
+    if asked_for and is_adopted_run(asked_for[0]):
+        return _settled(args, asked_for[0])
 
     def runs_of(jobid: str) -> list[str]:
         return asked_for or [path for path in find_runs(jobid) if on_cluster(path, named)]
@@ -124,6 +136,15 @@ def _sealed(args: argparse.Namespace) -> Sealed:
     return seal_job(parts.jobid, list(truths.values()), args.patience, run_dirs=runs_of(parts.jobid), doubts=doubts)
 
 
+def _settled(args: argparse.Namespace, run_dir: str) -> Sealed:
+    """The same of a run in somebody else's job, whose end is not waited for."""
+    from supervisor.runs.adopted import settle
+    from supervisor.scheduler.client import SlurmClient
+
+    limit = (math.inf if args.timeout is None else args.timeout) if args.wait else args.patience
+    return asyncio.run(settle(SlurmClient(cluster=args.cluster), run_dir, limit, wait=args.wait))
+
+
 # --- which job, which runs -----------------------------------------------------------------------------------------
 
 
@@ -131,7 +152,7 @@ def _target(args: argparse.Namespace) -> tuple[Target, list[str]]:
     """The job (or a local run), and the run directory where that very run was asked for. Raises NoSuchRun."""
     from supervisor.core.attempt import display_id
     from supervisor.core.parts import Target, parse_target
-    from supervisor.runs.sealing import job_of
+    from supervisor.runs.sealing import is_adopted_run, job_of
 
     name = args.run or args.job or display_id(os.environ)
     if not name:
@@ -140,10 +161,11 @@ def _target(args: argparse.Namespace) -> tuple[Target, list[str]]:
         with suppress(ValueError):
             return parse_target(name), []
     run_dir = find_run(name)
-    if later := later_runs(run_dir):
+    if not is_adopted_run(run_dir) and (later := later_runs(run_dir)):
         mine, last = os.path.basename(run_dir), os.path.basename(later[0])
         complain(f"{mine} is an earlier attempt of its job, whose last attempt is {last}: that one is judged")
-    return Target(job_of(run_dir)), later or [run_dir]
+        return Target(job_of(run_dir)), later
+    return Target(job_of(run_dir)), [run_dir]
 
 
 def _stands(args: argparse.Namespace, target: Target, run_dirs: list[str], asked_for: bool) -> bool:

@@ -156,6 +156,7 @@ def _wanted(options: Options, logs: str, teller: StoryTeller) -> Wanted:
 async def _wait(
     target: Target, options: Options, logs: str, teller: StoryTeller, interrupts: Interrupts, interrupted: bool
 ) -> Sealed | None:
+    from supervisor.runs.adopted import settle
     from supervisor.runs.follow import Follower
     from supervisor.runs.waiting import Wait
     from supervisor.scheduler.client import SlurmClient, slurm_is_here
@@ -172,7 +173,7 @@ async def _wait(
         directories=target.directories,
         tasks="_" not in target.jobid,
         since=target.since,
-        engine=target.local,
+        engine=target.alone,
     )
     wait = Wait(
         target,
@@ -181,6 +182,7 @@ async def _wait(
         parts=lambda jobid: list_parts(client, jobid),
         poller=Poller(client, pace=replace(USUAL, patience=patience, outage=outage)),
         client=client,
+        alone=(lambda path: settle(client, path, patience)) if target.adopted else None,
         cancel=options.cancel,
         patience=patience,
     )
@@ -199,7 +201,7 @@ async def _wait(
 def _left(target: Target, options: Options, teller: StoryTeller, printer: Printer) -> int:
     """One left before the end."""
     again = f"`allocctl wait {target.shown}`"
-    if target.local:
+    if target.alone:
         text = f"the wait was left; the run goes on: pick it up with {again}"
     elif teller.was_cancelled:
         text = f"the wait was left; job {target.jobid} was cancelled and is ending: {again} tells how it ended"

@@ -52,10 +52,20 @@ def layout_for(plan: Plan, base: str, attempt: str, jobid: str, nodes: tuple[str
     return Layout(plan, attempt, jobid, run_dir, nodes, secrets.token_hex(8))
 
 
-def prepare(plan: Plan, plan_text: str, base: str, attempt: str, jobid: str, nodes: tuple[str, ...]) -> Prepared:
-    """Make the run directory and what belongs in it. Raises Unfit; nothing of it is left then."""
+def prepare(
+    plan: Plan,
+    plan_text: str,
+    base: str,
+    attempt: str,
+    jobid: str,
+    nodes: tuple[str, ...],
+    *,
+    further: bool = False,
+) -> Prepared:
+    """Make the run directory and what belongs in it. `further`: the run is not the job's own, and never has the plain
+    id. Raises Unfit; nothing of it is left then."""
     _make_room(plan.size)
-    run_id, run_dir = _make_directory(absolute(base), attempt)
+    run_id, run_dir = _make_directory(absolute(base), attempt, further)
     layout = Layout(plan, run_id, jobid, run_dir, nodes, secrets.token_hex(8))
     try:
         return _fill(layout, plan_text)
@@ -105,12 +115,13 @@ def _fill(layout: Layout, plan_text: str) -> Prepared:
     return Prepared(layout, (directory, *held), notes)
 
 
-def _make_directory(base: str, attempt: str) -> tuple[str, str]:
-    """A directory of this run's own: `base/attempt`, or `.s2`, `.s3` ... for further runs in the same allocation."""
+def _make_directory(base: str, attempt: str, further: bool) -> tuple[str, str]:
+    """A directory of this run's own: `base/attempt`, or `.s2`, `.s3` ... for further runs in the same allocation; with
+    `further` from `.s1` on."""
     try:
         os.makedirs(base, exist_ok=True)
         for number in range(1, MAX_RUNS):
-            run_id = attempt if number == 1 else f"{attempt}.s{number}"
+            run_id = attempt if number == 1 and not further else f"{attempt}.s{number}"
             path = os.path.join(base, run_id)
             try:
                 os.mkdir(path)

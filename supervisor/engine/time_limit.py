@@ -27,7 +27,8 @@ class SlurmClock:
     """The EndTime of a job from the controller: of a heterogeneous job, by its components' `records`, the first.
 
     Each component has a limit of its own. When the leader's has come, Slurm ends them all; when another's has, it ends
-    that one alone, with the ranks there (measured on 22.05).
+    that one alone, with the ranks there (measured on 22.05). Of a job that is over, EndTime tells when it ended, and
+    that is no limit.
     """
 
     def __init__(self, client: SlurmClient, records: Sequence[str]) -> None:
@@ -36,7 +37,7 @@ class SlurmClock:
 
     async def end_time(self) -> float | None:
         answers = await asyncio.gather(*map(self._client.show_job, self._records))
-        ends = [answer.record.end for answer in answers if answer.record is not None]
+        ends = [record.end for answer in answers if (record := answer.record) and record.state.phase == "running"]
         return min((end for end in ends if end is not None), default=None)
 
 

@@ -7,7 +7,11 @@ not sealed again: terminal evidence is immutable. But it counts only where it is
 record, where it was just read, does not say otherwise; else it is told, set aside under another name, and the real one
 is made.
 
-With each sealing goes the outcome file (`outcomes.py`).
+An adopted run, whose steps ran in somebody else's job, is none of the job's runs: the job's id never means it. It is
+sealed by itself (`seal_adopted`) as soon as the records that it takes are there, whether the job goes on or not, and
+has no outcome file: that tells of jobs.
+
+With each other sealing goes the outcome file (`outcomes.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from typing import Final
 from supervisor import versions
 from supervisor.core import codes
 from supervisor.core.identity import SLACK, Known
-from supervisor.core.receipt import contradicted, sealed_receipt, stranger_of
+from supervisor.core.receipt import contradicted, is_adopted, sealed_receipt, stranger_of
 from supervisor.core.submission import Submission
 from supervisor.core.truth import Truth, deciding, restarts_of
 from supervisor.core.verdict import count_outcomes, judge_parts
@@ -93,8 +97,7 @@ def seal_job(
     truth = deciding(truths)
     submission = submission_of(jobid)
     known = known_of(submission)
-    if run_dirs is None:
-        run_dirs = find_runs(jobid, truth)
+    run_dirs = find_runs(jobid, truth) if run_dirs is None else jobs_own(run_dirs)
     restarts = restarts_of(truths[0]) or 0
     gone = {run_dir for run_dir in run_dirs if not os.path.isdir(run_dir)}
     run_dirs = [run_dir for run_dir in run_dirs if run_dir not in gone]
@@ -130,6 +133,16 @@ def seal_job(
     if has_outcome(truth.standing, known=bool(ours or submission)):
         trouble += write_outcomes(ours, jobid, documents[0]["slurm"]["outcome_line"])
     return one_of_runs(jobid, documents, trouble, before=len(case.before) == len(documents))
+
+
+def seal_adopted(run_dir: str, truths: Sequence[Truth], patience: float) -> Sealed:
+    """Seal an adopted run, if the records of its steps (of a provisional end: that of the job) are there. `truths`,
+    `patience`: see `seal_job`. Blocks. Raises OSError, Unreadable."""
+    papers, trouble = papers_of(run_dir), list[str]()
+    why = stranger(papers, deciding(truths)) if papers.sealed is None else None
+    doubts = (f"Slurm knows the id {papers.jobid} as another job's by now: {why}",) if why else ()
+    case = _Case(papers.jobid, truths, Known(), doubts, patience, trouble)
+    return Sealed([case.seal(run_dir)], trouble, before=papers.sealed is not None)
 
 
 def seal_array(jobid: str, tasks: Mapping[str, Truth], patience: float, doubt: str = "") -> Sealed:
@@ -209,7 +222,21 @@ def find_runs(jobid: str, truth: Truth | None = None) -> list[str]:
     found = runs_of_job(jobid, base)
     if not found and truth is not None and truth.record is not None and truth.record.display != jobid:
         found = runs_of_job(truth.record.display, base)
-    return found
+    return jobs_own(found)
+
+
+def jobs_own(run_dirs: Sequence[str]) -> list[str]:
+    """Those of the runs that are not adopted."""
+    return [run_dir for run_dir in run_dirs if not is_adopted_run(run_dir)]
+
+
+def is_adopted_run(run_dir: str) -> bool:
+    """Whether the run's steps ran in somebody else's job, as far as anything there can be read."""
+    try:
+        papers = papers_of(run_dir)
+    except Unreadable:
+        return False
+    return is_adopted(papers.opening or papers.run)
 
 
 def known_of(submission: Submission | None) -> Known:
@@ -267,17 +294,20 @@ class _Case:
         if papers.sealed is not None and not denied:
             self.before.append(run_dir)
             return papers.sealed
-        run, digest, last_word = _last_word(run_dir, self.patience if truth.settled else 0.0)
+        run, digest, over = _last_word(run_dir, self.patience if truth.settled else 0.0)
         document = self.document(run, digest)
         document["disagreements"] += papers.strange
         if denied:
             document["disagreements"].append(f"{os.path.join(run_dir, RECEIPT)} does not count: {denied}")
-        if not last_word:
+        decided = truth.settled
+        if is_adopted(run) and not truth.settled:
+            decided, over = document["verdict"]["final"], over and run.get("alive", False) is not None
+        if not over:
             verdict = document["verdict"]
             text = f"the engine of run {run['run_id']} still lives: ask again when it has ended"
             because = [text, *verdict["because"]]
             document["verdict"] = {**_doubtful(verdict), "summary": text, "because": because}
-        elif truth.settled and not self.early and not self.doubts:
+        elif decided and not self.early and not self.doubts:
             return self._save(run_dir, document, truth)
         return document
 

@@ -13,12 +13,12 @@ from supervisor.core.attempt import display_id
 from supervisor.core.parts import Parts, parse_target
 from supervisor.core.submission import Submission
 from supervisor.runs.registry import NoSuchRun, find_run, registry, submission_of
-from supervisor.runs.sealing import job_of
+from supervisor.runs.sealing import is_adopted_run, job_of
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A job, or a run without one (`local`).
+    """A job, or a run that is followed by itself (`alone`): on this machine, or adopted, in somebody else's job.
 
     `units` are what is judged, each with the ids that Slurm is asked about: a job by itself, each task of an array by
     itself, a heterogeneous job by its components. `directories` are runs that are known already, `places` where others
@@ -35,9 +35,14 @@ class Target:
     output: str | None = None
 
     @property
-    def local(self) -> bool:
-        """Whether no Slurm knows of it."""
+    def alone(self) -> bool:
+        """Whether it is a run whose end is no job's."""
         return not self.units
+
+    @property
+    def adopted(self) -> bool:
+        """Whether it is a run in somebody else's job."""
+        return self.alone and self.jobid[0].isdecimal()
 
     @property
     def array(self) -> bool:
@@ -80,14 +85,15 @@ def find_target(name: str | None, cluster: str | None = None) -> Target:
             tasks = (f"{asked.jobid}_{task}" for task in asked.tasks)
             target = replace(target, units={task: (task,) for task in tasks})
         return target
-    alone = run_target(directory)
-    return alone if alone.local else job_target(alone.jobid, cluster, directory)
+    run = run_target(directory)
+    return run if run.alone else job_target(run.jobid, cluster, directory)
 
 
 def run_target(directory: str) -> Target:
     """One run, and the job that it is in. Raises Unreadable."""
     jobid = job_of(directory)
-    return Target(jobid, {jobid: (jobid,)} if jobid[0].isdecimal() else {}, directories=(directory,))
+    in_job = jobid[0].isdecimal() and not is_adopted_run(directory)
+    return Target(jobid, {jobid: (jobid,)} if in_job else {}, directories=(directory,))
 
 
 def job_target(jobid: str, cluster: str | None = None, directory: str | None = None) -> Target:

@@ -19,10 +19,10 @@ from supervisor.core.parts import Parts
 from supervisor.core.truth import Truth
 from supervisor.engine.threads import in_thread
 from supervisor.runs.follow import Follower, LogLines, News, Over, may_be_of_job
-from supervisor.runs.looks import Looks
+from supervisor.runs.looks import LONGEST, Looks
 from supervisor.runs.registry import attempt_of, runs_of_job
-from supervisor.runs.saved import Document, run_document
-from supervisor.runs.sealing import Sealed, came_again, find_runs, gather, is_denied, seal_job, sealed_already
+from supervisor.runs.saved import run_document
+from supervisor.runs.sealing import Sealed, came_again, find_runs, gather, is_denied, jobs_own, seal_job, sealed_already
 from supervisor.runs.target import Target
 from supervisor.scheduler.poller import Poller, Seen
 from supervisor.scheduler.verify import Asked, verify_job
@@ -70,6 +70,9 @@ class Client(Asked, Protocol):
 FindParts = Callable[[str], Awaitable[Parts]]
 """Which parts a job has, for one that is known by its id alone."""
 
+JudgeRun = Callable[[str], Awaitable[Sealed]]
+"""What is proven of the run in a directory."""
+
 
 async def job_end(
     target: Target,
@@ -92,7 +95,11 @@ async def _truths(
     target: Target, poller: Poller, seen: Callable[[str, Seen], object], ended: Callable[[str, Truth], object]
 ) -> dict[str, Truth]:
     async def end(jobid: str) -> Truth:
-        truth = await poller.follow(jobid, lambda now: seen(jobid, now)).end()
+        follow = poller.follow(jobid, lambda now: seen(jobid, now))
+        try:
+            truth = await follow.end()
+        finally:
+            follow.close()
         if truth.standing != "several":
             ended(jobid, truth)
         return truth
@@ -122,7 +129,7 @@ def _sealed_runs(target: Target) -> dict[str, tuple[list[str], Sealed]]:
     runs = {}
     for unit in target.units:
         found = find_runs(unit) or [path for place in target.places for path in runs_of_job(unit, place)]
-        mine = [path for path in found if may_be_of_job(path, target.since)]
+        mine = jobs_own([path for path in found if may_be_of_job(path, target.since)])
         if not mine or (sealed := sealed_already(unit, mine)) is None:
             return {}
         runs[unit] = (mine, sealed)
@@ -130,7 +137,8 @@ def _sealed_runs(target: Target) -> dict[str, tuple[list[str], Sealed]]:
 
 
 class Wait:
-    """One wait. `patience` is the seconds that sealing may wait for an engine to say its last word."""
+    """One wait. `patience` is the seconds that sealing may wait for an engine to say its last word; `longest` those
+    between two looks while nothing comes. `polls`: the poller is this wait's own, and runs as long as it does."""
 
     def __init__(
         self,
@@ -141,9 +149,12 @@ class Wait:
         parts: FindParts,
         poller: Poller,
         client: Client,
+        alone: JudgeRun | None = None,
         cancel: bool = False,
         patience: float = 30.0,
         drain: float = DRAIN,
+        longest: float = LONGEST,
+        polls: bool = True,
     ) -> None:
         self._target = target
         self._follower = follower
@@ -151,10 +162,12 @@ class Wait:
         self._parts = parts
         self._poller = poller
         self._client = client
+        self._alone = alone or judge_local
         self._cancel = cancel
         self._patience = patience
         self._drain = drain
-        self._looks = Looks(follower, self._heard, teller.lines)
+        self._polls = polls
+        self._looks = Looks(follower, self._heard, teller.lines, longest=longest)
         self._pending: set[str] = set()  # ids that had not begun when they were last seen
         self._doubt = ""  # why the job may have parts of which nobody told
         self._begun = asyncio.Event()  # there is something to follow
@@ -167,7 +180,7 @@ class Wait:
     def interrupt(self) -> None:
         """A person wants to leave: at once, or, with `cancel`, after the job was cancelled and has ended."""
         self._interrupts += 1
-        if self._cancel and self._interrupts == 1 and not self._target.local:
+        if self._cancel and self._interrupts == 1 and not self._target.alone:
             self._cancelling.set()
         else:
             self._leaving.set()
@@ -190,8 +203,10 @@ class Wait:
         return None if judging.cancelled() else judging.result()
 
     def _helpers(self) -> list[Coroutine[Any, Any, None]]:
-        at_slurm = [] if self._target.local else [self._poller.run(), self._hurry(), self._cancel_when_asked()]
-        return [self._look(), *at_slurm]
+        if self._target.alone:
+            return [self._look()]
+        polling = [self._poller.run()] if self._polls else []
+        return [self._look(), *polling, self._hurry(), self._cancel_when_asked()]
 
     async def _look(self) -> None:
         await self._begun.wait()
@@ -203,7 +218,7 @@ class Wait:
         if before := await sealed_before(self._target, self._client):
             return before
         self._begun.set()
-        judged = await (self._judge_local() if self._target.local else self._judge_job())
+        judged = await (self._judge_alone() if self._target.alone else self._judge_job())
         if trouble := await self._looks.drain(self._drain):
             self._teller.say(trouble)
         return judged
@@ -251,9 +266,9 @@ class Wait:
             seen_pending=unit in self._pending,
         )
 
-    async def _judge_local(self) -> Sealed:
+    async def _judge_alone(self) -> Sealed:
         await self._over.wait()
-        return Sealed([await in_thread(_local, path, limit=SEAL_MARGIN) for path in self._follower.runs])
+        return await self._alone(self._target.directories[0])
 
     # --- what is learned on the way ----------------------------------------------------------------------------------
 
@@ -286,9 +301,10 @@ class Wait:
         self._poller.hasten()
 
 
-def _local(directory: str) -> Document:
-    """The document of a run without a job. Raises OSError, Unreadable."""
-    return run_document(directory)[0]
+async def judge_local(directory: str) -> Sealed:
+    """What a run without a job says itself. Raises OSError, Unreadable."""
+    document, _ = await in_thread(run_document, directory, limit=SEAL_MARGIN)
+    return Sealed([document])
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

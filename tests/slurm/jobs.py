@@ -302,13 +302,18 @@ class Jobs:
         return Allocation(jobid, {name: text for name, _, text in pairs if name.startswith(OF_AN_ALLOCATION)})
 
     def start(
-        self, plan: Path, allocation: Allocation, *, env: Mapping[str, str] | None = None, base: Path | None = None
+        self,
+        plan: Path,
+        allocation: Allocation,
+        *options: str,
+        env: Mapping[str, str] | None = None,
+        base: Path | None = None,
     ) -> Run:
         """Start `allocctl run` from the test, inside an allocation."""
         base = base or self._base()
         with (base / "engine.log").open("ab") as log:
             process = subprocess.Popen(
-                [ALLOCCTL, "run", "--dir", str(base), str(plan)],
+                [ALLOCCTL, "run", *options, "--dir", str(base), str(plan)],
                 env={**self.env, "PYTHONFAULTHANDLER": "1", **allocation.env, **(env or {})},
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
@@ -317,6 +322,11 @@ class Jobs:
                 start_new_session=True,
             )
         return self._keep(Run(self, allocation.jobid, base, process))
+
+    def outside(self, plan: Path, jobid: int | str, *, env: Mapping[str, str] | None = None) -> Run:
+        """Start `allocctl run --jobid` from the test, as on a login node."""
+        number = int(str(jobid).partition("_")[0])
+        return self.start(plan, Allocation(number, {}), f"--jobid={jobid}", env=env)
 
     def background(self, argv: list[str], allocation: Allocation) -> subprocess.Popen[bytes]:
         """Start another program inside an allocation, its output to nobody; it is ended with the test."""

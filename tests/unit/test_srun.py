@@ -29,6 +29,7 @@ class Slurm(SlurmClient):
         super().__init__(environ={})
         self.steps, self.ends = steps, ends or {}
         self.signalled: list[tuple[str, str]] = []
+        self.word = "RUNNING"
 
     async def steps_by_name(self, jobid: str) -> dict[str, str] | None:
         return None if self.steps is None else self.steps.get(jobid, {})
@@ -40,7 +41,7 @@ class Slurm(SlurmClient):
     async def show_job(self, jobid: str) -> Answer:
         text = ""
         if jobid in self.ends:
-            head = f"JobId=7 HetJobId=7 HetJobOffset={jobid[-1]} JobName=x\n   JobState=RUNNING\n   ExitCode=0:0\n"
+            head = f"JobId=7 HetJobId=7 HetJobOffset={jobid[-1]} JobName=x\n   JobState={self.word}\n   ExitCode=0:0\n"
             text = f"{head}   StartTime=1 EndTime={self.ends[jobid]}\n"
         return read_answer(
             source="scontrol",
@@ -129,3 +130,10 @@ def test_signals_that_do_not_reach_a_step() -> None:
 )
 def test_the_first_limit_of_the_components_counts(ends: dict[str, str], first: float | None) -> None:
     assert asyncio.run(SlurmClock(Slurm(ends=ends), HET.records).end_time()) == first
+
+
+@pytest.mark.parametrize("word", ["COMPLETING", "CANCELLED", "TIMEOUT"])
+def test_when_a_job_has_ended_is_no_limit(word: str) -> None:
+    slurm = Slurm(ends={"7+0": "900", "7+1": "800"})
+    slurm.word = word
+    assert asyncio.run(SlurmClock(slurm, HET.records).end_time()) is None

@@ -515,7 +515,7 @@ def test_runs_and_their_directories(base: Path) -> None:
     opening = ev.RunOpened("local-1", "local-1", "/x", "/x/m", ["a"], "local", "h", 1, {})
     (base / "local-1/journal.jsonl").write_bytes(line(1, opening))
     target = find_target(str(base / "local-1"))
-    assert target.local
+    assert target.alone and not target.adopted
     assert target.directories == (str(base / "local-1"),)
 
 
