@@ -23,7 +23,6 @@ LAST: Final = 5.0  # seconds between looks when nothing has happened for long; s
 AFTER_HINT: Final = (0.005, 0.02, 0.08, 0.32, 1.0)
 """Seconds between looks after a hint: a file may be visible later than the word of it."""
 DIRECTORIES: Final = 1000  # directories below one that a look goes into
-DEEP: Final = 16  # levels that `**` stands for
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
