@@ -57,9 +57,11 @@ class _File:
 @dataclass
 class _Log:
     """One log: the name that its lines are told under, how far it was read, and the beginning of a line that has not
-    ended yet. `seen` is the status that the file had when it was read to its end."""
+    ended yet. `seen` is the status that the file had when it was read to its end. `newest`: what was there before the
+    last so many bytes is not read."""
 
     name: str
+    newest: int | None = None
     position: int = 0
     mark: bytes = b""
     rest: bytes = b""
@@ -73,12 +75,24 @@ class _Log:
 
     def read(self, file: _File, share: int, last: bool) -> tuple[bytes, bool]:
         """What has come, at most `share` bytes, and whether that is all."""
+        if self.newest is not None:
+            self._skip(file, file.status[0] - self.newest)
+            self.newest = None
         data = os.pread(file.descriptor, share, self.position)
         if len(data) < share and not last:
             data = data.rstrip(b"\0")
         self.position += len(data)
         self.mark = (self.mark + data)[-MARK:]
         return data, len(data) < share
+
+    def _skip(self, file: _File, start: int) -> None:
+        """Go to the first line that begins at `start` or after it, which is looked for as far as a line is long."""
+        if start <= 0:
+            return
+        newline = os.pread(file.descriptor, LONG, start - 1).find(b"\n")
+        self.position = start + max(0, newline)
+        size = min(MARK, self.position)
+        self.mark = os.pread(file.descriptor, size, self.position - size)
 
     def lines(self, data: bytes) -> list[bytes]:
         """The lines that end in the data; of one that is too long, what there is."""
@@ -94,12 +108,14 @@ class _Log:
 
 
 class Logs:
-    """The logs of one run, as far as they are `wanted` (by rank and kind). One thread at a time."""
+    """The logs of one run, as far as they are `wanted` (by rank and kind). One thread at a time. `newest`: of logs that
+    are there at the first look, read only the lines in their last so many bytes."""
 
-    def __init__(self, run_dir: str, wanted: Callable[[int, str], bool]) -> None:
+    def __init__(self, run_dir: str, wanted: Callable[[int, str], bool], *, newest: int | None = None) -> None:
         self.directory = os.path.join(run_dir, "logs")
         self.more = False  # the last look left something for the next one
         self._wanted = wanted
+        self._newest = newest
         self._logs: dict[str, _Log] = {}  # by the file's name now
 
     def look(self, last: bool = False) -> list[Lines]:
@@ -130,7 +146,8 @@ class Logs:
         names = set(os.listdir(directory))
         for name in names - self._logs.keys():
             if (found := parts(name)) and self._wanted(*found):
-                self._logs[name] = _Log(name)
+                self._logs[name] = _Log(name, self._newest)
+        self._newest = None
         self.more = False
         share = max(LEAST, LOOK // max(1, len(self._logs)))
         return [

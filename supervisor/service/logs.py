@@ -1,0 +1,138 @@
+"""An allocation's logs as a stream: what is there, and what comes while the run lives.
+
+Each look reads in a thread (`runs/growing.py`), and the next one comes when the reader has taken what the last one
+found: a reader that is slow slows down its own looks alone. A job that is requeued goes on in another run directory:
+its logs follow those of the attempt before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from supervisor.engine.threads import in_thread
+from supervisor.runs.growing import Lines, Logs
+from supervisor.service.interface import Allocation
+from supervisor.service.problems import refuse
+
+SHORTEST: Final = 0.2  # seconds between looks while something comes
+LONGEST: Final = 2.0  # and while nothing does
+SLOWER: Final = 1.5
+LOOK_LIMIT: Final = 10.0  # seconds that one look may take
+TAIL: Final = 1024 * 1024  # bytes of each log that are looked through for its last lines
+PIECE: Final = 64 * 1024  # bytes that are sent at once, about
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which lines, and how they are written. `ranks` and `kinds`: empty means all."""
+
+    ranks: tuple[int, ...] = ()
+    kinds: tuple[str, ...] = ()
+    follow: bool = False
+    tail: int | None = None
+    as_json: bool = False
+
+    def fits(self, rank: int, kind: str) -> bool:
+        """Whether a log is wanted."""
+        return (not self.ranks or rank in self.ranks) and (not self.kinds or kind in self.kinds)
+
+    @property
+    def one(self) -> bool:
+        """Whether there is one log at most: its lines are written as they are."""
+        return len(set(self.ranks)) == len(set(self.kinds)) == 1
+
+
+@dataclass
+class _Run:
+    """The logs of one run directory."""
+
+    directory: str
+    wanted: Wanted
+    first: bool = True
+    logs: Logs = field(init=False)
+
+    def __post_init__(self) -> None:
+        newest = None if self.wanted.tail is None else TAIL
+        self.logs = Logs(self.directory, self.wanted.fits, newest=newest)
+
+    def look(self, last: bool) -> list[Lines]:
+        """In a thread. What has come; of the first look, when a tail is wanted, the last lines of each log."""
+        found = self.logs.look(last)
+        if self.first and self.wanted.tail is not None:
+            found = self._tail(found, last)
+        if last and not self.logs.more:
+            found += self.logs.last_lines()
+        self.first = False
+        return found
+
+    def _tail(self, found: list[Lines], last: bool) -> list[Lines]:
+        lines: dict[str, deque[bytes]] = {}
+        while True:
+            for name, new in found:
+                lines.setdefault(name, deque(maxlen=self.wanted.tail)).extend(new)
+            if not self.logs.more:
+                return [(name, list(kept)) for name, kept in lines.items()]
+            found = self.logs.look(last)
+
+    def written(self, found: list[Lines]) -> Iterable[bytes]:
+        """The lines as they are sent, in pieces."""
+        piece = bytearray()
+        for name, lines in found:
+            for line in lines:
+                piece += self._written(name, line)
+                if len(piece) >= PIECE:
+                    yield bytes(piece)
+                    piece.clear()
+        if piece:
+            yield bytes(piece)
+
+    def _written(self, name: str, line: bytes) -> bytes:
+        if self.wanted.as_json:
+            document = {"schema_version": 1, "run": os.path.basename(self.directory), "file": name}
+            return json.dumps({**document, "text": line.decode(errors="replace")}).encode() + b"\n"
+        return line + b"\n" if self.wanted.one else os.fsencode(f"{name}: ") + line + b"\n"
+
+
+async def log_lines(
+    find: Callable[[], Allocation], wanted: Wanted, closing: asyncio.Event
+) -> AsyncGenerator[bytes, None]:
+    """The lines. `find` gives the allocation as it is now; `closing`: end after one more look. Raises Refusal (507)
+    when the directory cannot be read."""
+    run: _Run | None = None
+    pause = SHORTEST
+    while True:
+        now = find()
+        ending = not wanted.follow or closing.is_set()
+        directory = now.run_dir
+        moved = run is not None and directory is not None and run.directory != directory
+        if run is None and directory is not None:
+            run = _Run(directory, wanted)
+        last = now.state == "ended" or not wanted.follow or moved
+        found = [] if run is None else await _look(run, last)
+        if run is not None:
+            for piece in run.written(found):
+                yield piece
+            if run.logs.more:
+                continue
+        if moved:
+            run = None
+        elif last or ending:
+            return
+        pause = SHORTEST if found or moved else min(pause * SLOWER, LONGEST)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await closing.wait()
+
+
+async def _look(run: _Run, last: bool) -> list[Lines]:
+    try:
+        return await in_thread(run.look, last, limit=LOOK_LIMIT)
+    except OSError as error:  # TimeoutError is one
+        raise refuse("storage", f"the logs in {run.directory} cannot be read: {error}") from error

@@ -1,0 +1,1 @@
+"""Tests of what answers on the socket."""
