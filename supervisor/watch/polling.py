@@ -51,14 +51,11 @@ class Pace:
     def __init__(self) -> None:
         self._hinted: tuple[float, ...] = ()
         self._pause = FIRST
-
-    @property
-    def urgent(self) -> bool:
-        """Whether a hint is still fresh: what it was about may become visible with any look."""
-        return bool(self._hinted)
+        self.urgent = False  # the look that is due is a hint's: what that was about may become visible with it
 
     def next(self) -> float:
         """The pause before the next look."""
+        self.urgent = bool(self._hinted)
         if self._hinted:
             pause, *rest = self._hinted
             self._hinted = tuple(rest)

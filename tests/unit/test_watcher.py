@@ -116,13 +116,33 @@ async def test_where_events_are_not_believed_a_listing_finds_what_is_new(tmp_pat
 @pytest.mark.usefixtures("network")
 async def test_a_hint_is_believed_at_once_and_looked_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polling, "FIRST", NEVER)
+    monkeypatch.setattr(polling, "AFTER_HINT", (0.001, 0.002, 0.003))
     async with watching([target(tmp_path)]) as heard:
         await heard.by(tmp_path, "polling")
         await heard.until(lambda: bool(heard.seen))
         heard.seen.clear()
         heard.watcher.hint(target(tmp_path))
         assert heard.seen == [(str(tmp_path), True)]
-        await heard.until(lambda: len(heard.seen) >= 4)  # whether or not a look sees what the hint is about
+        await heard.until(lambda: len(heard.seen) == 4)
+        assert heard.seen == [(str(tmp_path), True)] * 4  # whether or not a look sees what the hint is about
+
+
+@pytest.mark.usefixtures("network")
+async def test_visits_become_rare_and_come_soon_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    pace = polling.Pace.next
+
+    def next_pause(self: polling.Pace) -> float:
+        pauses.append(pace(self))
+        return pauses[-1]
+
+    monkeypatch.setattr(polling, "FIRST", 0.01)
+    monkeypatch.setattr(polling.Pace, "next", next_pause)
+    async with watching([target(tmp_path)]) as heard:
+        await heard.until(lambda: len(pauses) > 3)
+        assert pauses.count(0.01) == 1
+        await heard.changes(tmp_path, (tmp_path / "new").touch)
+        assert pauses.count(0.01) == 2
 
 
 @pytest.mark.usefixtures("events_only")

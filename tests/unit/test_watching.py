@@ -317,8 +317,5 @@ def test_looks_come_soon_after_a_change_and_slow_down_to_five_seconds() -> None:
 def test_after_a_hint_looks_come_at_once_and_again_for_a_second_and_a_half() -> None:
     pace = Pace()
     pace.hint()
-    pauses = []
-    while pace.urgent:
-        pauses.append(pace.next())
-    assert pauses == [0.005, 0.02, 0.08, 0.32, 1.0]
-    assert pace.next() == 0.05
+    pauses = [(pace.next(), pace.urgent) for _ in range(6)]
+    assert pauses == [(0.005, True), (0.02, True), (0.08, True), (0.32, True), (1.0, True), (0.05, False)]
