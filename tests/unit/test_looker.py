@@ -153,7 +153,7 @@ async def test_a_checker_that_breaks_is_a_fault_and_not_pending(
     assert (fault.contract, fault.text) == ("result", "RuntimeError: broken")
 
 
-async def test_a_file_system_that_does_not_answer_is_noted_and_asked_again(
+async def test_a_file_system_that_does_not_answer_is_noted_and_left_alone_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def no_answer(*_: object, limit: float) -> None:
@@ -163,6 +163,7 @@ async def test_a_file_system_that_does_not_answer_is_noted_and_asked_again(
     async with looking(layout(tmp_path, artifacts=[RESULT], marker={"by": "coordinator"})) as look:
         assert "did not answer" in (await look.until(ev.Noted)).text
         await look.ask(3)
+        assert len(look.events(ev.Noted)) == 1  # each look that hangs leaves a thread behind: no second one so soon
         assert look.events(ev.ArtifactSeen) == []
         assert look.events(ev.MarkerRead) == []
 
