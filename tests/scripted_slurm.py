@@ -22,11 +22,11 @@ from supervisor.scheduler.client import Queue
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 SHOWN = """\
 JobId={job} JobName=x
-   UserId=ann(1000) GroupId=ann(1000) MCS_label=N/A
+   UserId={user}(1000) GroupId=ann(1000) MCS_label=N/A
    JobState={state} Reason=None Dependency=(null)
    Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0 ExitCode={code}
-   SubmitTime={submit} EligibleTime=1000
-   StartTime=1001 EndTime=1002 Deadline=N/A
+   SubmitTime={submit} EligibleTime={submit}
+   StartTime={start} EndTime={end} Deadline=N/A
    NodeList=node1
 """
 
@@ -40,10 +40,6 @@ class Moment:
     code: str = "0:0"
     restarts: int = 0
     reason: str = "None"
-
-    @property
-    def submit(self) -> int:
-        return 1000 + self.restarts
 
     @property
     def over(self) -> bool:
@@ -73,6 +69,8 @@ class Slurm:
     lag: float = 0.1  # of accounting
     memory: float = 300.0  # MinJobAge
     now: float = 0.0
+    user: str = "ann"
+    epoch: int = 1000  # of the jobs' submission, in epoch seconds
     calls: Counter[str] = field(default_factory=Counter)
     asked: list[tuple[float, str, int]] = field(default_factory=list)
     events: list[tuple[float, int, Callable[[], object]]] = field(default_factory=list)
@@ -117,7 +115,9 @@ class Slurm:
             return Queue(("squeue",), "then", None, problem="squeue did not answer within 5 s")
         states = {jobid: self.state(jobid, self.now) for jobid in jobids}
         text = "".join(
-            f"{raw(j)}|{j}|{m.state}|{m.submit}|N/A|N/A|1000|{m.restarts}|{m.reason}|\n" for j, m in states.items() if m
+            f"{raw(j)}|{j}|{m.state}|{self.epoch + m.restarts}|N/A|N/A|1000|{m.restarts}|{m.reason}|\n"
+            for j, m in states.items()
+            if m
         )
         return Queue(("squeue",), "then", 0, text, rows={row.display: row for row in parse_squeue_jobs(text)})
 
@@ -132,9 +132,9 @@ class Slurm:
     def _rows(self, jobid: str) -> str:
         """Accounting's rows: an incarnation each, as it was `lag` seconds ago."""
         last = {m.restarts: m for m in self.jobs[jobid] if m.at <= self.now - self.lag}
-        ends = {True: "1002", False: "Unknown"}
+        ends = {True: f"{self.epoch + 2}", False: "Unknown"}
         return "".join(
-            f"{raw(jobid)}|{m.state}|{m.code}|0:0|{jobid}|{m.submit}|1001|{ends[m.over]}|ann|c|node1\n"
+            f"{raw(jobid)}|{m.state}|{m.code}|0:0|{jobid}|{self.epoch + m.restarts}|{self.epoch + 1}|{ends[m.over]}|{self.user}|c|node1\n"
             for m in last.values()
         )
 
@@ -150,7 +150,14 @@ class Slurm:
             "scontrol",
             jobid,
             SHOWN.format(
-                job=jobid, state=moment.state, restarts=moment.restarts, code=moment.code, submit=moment.submit
+                job=jobid,
+                state=moment.state,
+                restarts=moment.restarts,
+                code=moment.code,
+                user=self.user,
+                submit=self.epoch + moment.restarts,
+                start=self.epoch + 1,
+                end=self.epoch + 2,
             ),
         )
 

@@ -331,7 +331,7 @@ def _accepted(state: Kept, event: ev.Accepted) -> Kept:
         state,
         phase="pending" if event.kind == "followed" else "queued",
         kind=event.kind,
-        name=event.name,
+        name=event.title,
         given=event.given,
         digest=event.digest,
         jobs=(event.jobid,) if event.jobid else (),

@@ -213,6 +213,21 @@ class SlurmClient:
         printed = await self.run(["scancel", *self._clusters(), "--ctld", f"--signal={signame}", step])
         return printed.returncode == 0
 
+    async def signal_batch(self, jobid: str, signame: str) -> str:
+        """Ask Slurm to send a signal (`TERM`) to the batch script's own process, which is the engine where the script
+        has execed it: why that failed, or "".
+        """
+        parse_job_id(jobid)
+        printed = await self.run(["scancel", *self._clusters(), "--batch", f"--signal={signame}", jobid])
+        return printed.trouble or ("" if printed.returncode == 0 else _complaint("scancel", printed))
+
+    async def cancel_step(self, step: str) -> bool:
+        """Ask Slurm to end a step (`123.0`) at once: its tasks are killed, no handler of theirs runs. True says that
+        the request was taken."""
+        if not _is_step(parse_job_id(step)):
+            raise ValueError(f"{step!r} is no step that can be ended: expected JOB.NUMBER")
+        return (await self.run(["scancel", *self._clusters(), step])).returncode == 0
+
     async def _ask(self, source: Source, jobid: str, argv: Sequence[str]) -> Answer:
         at = self._moment()
         return _read(source, jobid, argv, at, await self.run(argv))

@@ -1,0 +1,432 @@
+"""Who holds all allocations and answers for them: the daemon's heart, which knows nothing of HTTP.
+
+One task group holds everything: a task for each allocation that has something to be done (`life.py`), one for each
+cluster's poller, one that ends the service when its books cannot be written at all. An allocation is accepted when it
+is on the disk; it waits in the queue, first come, first served, until fewer than `limit` are under way; one that Slurm
+refuses makes room like one that has ended. A job that is only followed takes no room: it is there anyway.
+
+Accepting is a task of the holder's own: a client that goes away in the middle changes nothing, and what was accepted is
+answered to whoever asks again with the same idempotency key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+import socket
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal, TypeVar
+
+from supervisor import __version__
+from supervisor.core import kept_events as ev
+from supervisor.core.fields import PlanErrors
+from supervisor.core.keeping import IllegalEvent, Kept
+from supervisor.core.plan import Plan
+from supervisor.core.sbatch_options import Misfit
+from supervisor.core.slurm import parse_job_id
+from supervisor.core.submission import submission_environment
+from supervisor.engine.threads import in_thread
+from supervisor.runs.ordering import Terms, Unfit, terms
+from supervisor.runs.plans import plan_of
+from supervisor.service.book import PLAN, REQUEST, Book, Found, Line
+from supervisor.service.interface import (
+    STATES,
+    AdoptRequest,
+    Allocation,
+    Document,
+    Event,
+    Refusal,
+    SubmitRequest,
+)
+from supervisor.service.life import Life, utc_now
+from supervisor.service.metrics import Metrics
+from supervisor.service.telling import Told, event_of
+from supervisor.service.world import Cluster, World
+
+ACCEPT_LIMIT: Final = 60.0  # seconds for the checks of a request
+WRITE_LIMIT: Final = 10.0  # seconds in which what is answered must be on the disk
+STOP_LIMIT: Final = 8.0  # seconds that sbatch may take to answer when the service is to end
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """A request that can be accepted: its first event and the files of its book."""
+
+    event: ev.Accepted
+    files: Mapping[str, str]
+
+
+class Holder:
+    """Implements `interface.Answering`. Made in the event loop that runs it."""
+
+    def __init__(self, book: Book, world: World, meter: Metrics | None = None, *, told: Told | None = None) -> None:
+        """`book` calls `on_disk` for each line: see `daemon.py`."""
+        self._book = book
+        self._world = world
+        self._meter = meter or Metrics()
+        self._told = told or Told()
+        self._since = utc_now()
+        self._lives: dict[str, Life] = {}
+        self._queue: dict[str, Life] = {}
+        self._new: dict[str, Life] = {}  # on their way to the disk
+        self._given: dict[str, str] = {}  # idempotency key -> key
+        self._accepting: dict[str, asyncio.Task[Any]] = {}  # by idempotency key
+        self._running = 0
+        self._admitting = False
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._leaving = asyncio.Event()
+        self.notes: list[str] = []  # what was found at the start that people should know
+        self._measure()
+
+    def _measure(self) -> None:
+        self._meter.gauge("allocd_allocations", "Allocations, by state.", "state", self._by_state)
+        self._meter.gauge("allocd_watches", "Allocations whose directories are looked at.", "by", self._watches)
+        self._world.detected = self._meter.detected
+        self._meter.counter("allocd_slurm_calls", "Slurm's commands that were run.", "command", self._world.calls)
+
+    # --- the start ----------------------------------------------------------------------------------------------------
+
+    def restore(self, found: Sequence[Found]) -> None:
+        """Take up what the books tell; before `run`."""
+        events: list[Event] = []
+        for book in found:
+            life = self._lives[book.key] = Life(book.key, self._book, self._world, self._changed)
+            if book.cut:
+                self.notes.append(f"{book.key}: a torn last line of {book.cut} bytes was cut off")
+            life.damage = book.damage
+            events += self._fold(life, book.lines)
+            if life.damage:
+                self.notes.append(f"{book.key}: {life.damage}: this allocation is left as it is")
+                continue
+            if life.state.given:
+                self._given[life.state.given] = book.key
+            self._place(life, Kept())
+        self._told.restore(sorted(events, key=lambda event: event.seq))
+
+    def _fold(self, life: Life, lines: Sequence[Line]) -> list[Event]:
+        events = []
+        for line in lines:
+            try:
+                life.restore([line])
+            except IllegalEvent as error:
+                life.damage = life.damage or f"its book tells what cannot be: {str(error).splitlines()[0]}"
+                break
+            events.append(event_of(line, life.state))
+        return events
+
+    async def run(self) -> None:
+        """Hold everything until `leave`, or until the books are dead (raises what killed them)."""
+        async with asyncio.TaskGroup() as self._group:
+            helpers = [self._group.create_task(helper) for helper in (self._poll(), self._meter.watch_the_loop())]
+            for life in list(self._lives.values()):
+                self._begin(life)
+            self._admit()
+            leaving = self._group.create_task(self._leaving.wait())
+            await asyncio.wait((leaving, self._book.failed), return_when=asyncio.FIRST_COMPLETED)
+            if self._leaving.is_set():
+                await self._settle_down()
+            for task in (*helpers, leaving, *self._tasks.values(), *self._accepting.values()):
+                task.cancel()
+        self._group = None
+        self._told.close()
+        if self._book.failed.done():
+            self._book.failed.result()
+
+    def leave(self) -> None:
+        """End, and leave everything that runs as it is."""
+        self._leaving.set()
+
+    async def _settle_down(self) -> None:
+        """Let submissions that are under way come to their answer: a doubt costs the next start some time."""
+        submitting = [life for life in self._lives.values() if life.is_submitting]
+        for life in submitting:
+            life.interrupt()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + STOP_LIMIT
+        while any(life.is_submitting for life in submitting) and loop.time() < end:  # noqa: ASYNC110 - each its own end
+            await asyncio.sleep(0.05)
+
+    async def _poll(self) -> None:
+        """Run each cluster's poller."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                cluster: Cluster = await self._world.next_cluster()
+                group.create_task(cluster.poller.run())
+
+    # --- what changes -------------------------------------------------------------------------------------------------
+
+    def on_disk(self, line: Line) -> None:
+        """A line is on the disk: it is told."""
+        life = self._lives.get(line.key) or self._new.get(line.key)
+        if life is not None:
+            self._told.add(life.on_disk(line))
+
+    def _changed(self, life: Life, before: Kept) -> None:
+        """Called by an allocation after each of its events."""
+        self._place(life, before)
+        if life.ended and life.state.verdict:
+            self._meter.verdict(life.state.verdict["outcome"], life.state.verdict["reason"])
+        if life.state.phase != before.phase:
+            self._begin(life)
+            self._admit()
+
+    def _place(self, life: Life, before: Kept) -> None:
+        """Where it stands: in the queue, among those that take room, or in neither."""
+        self._running += life.state.admitted - before.admitted
+        if life.state.phase == "queued":
+            self._queue[life.key] = life
+        else:
+            self._queue.pop(life.key, None)
+
+    def _begin(self, life: Life) -> None:
+        if self._group is None or self._leaving.is_set() or not life.is_active or life.key in self._tasks:
+            return
+        task = self._tasks[life.key] = self._group.create_task(life.run(), name=life.key)
+        task.add_done_callback(lambda _: self._tasks.pop(life.key, None))
+
+    def _admit(self) -> None:
+        """Let in who has waited longest, as long as there is room."""
+        if self._group is None or self._leaving.is_set():
+            return
+        if self._admitting:
+            return  # it is one of these that has changed
+        self._admitting = True
+        try:
+            while self._queue and self._running < self._world.settings.limit:
+                next(iter(self._queue.values())).hear(ev.Admitted())
+        finally:
+            self._admitting = False
+
+    def reload(self) -> None:
+        """The settings have changed."""
+        self._admit()
+
+    # --- accepting ----------------------------------------------------------------------------------------------------
+
+    async def submit(self, request: SubmitRequest, key: str | None) -> Allocation:
+        """See `interface.Answering`."""
+        return await self._accept(key, _asked(request), lambda: self._submission(request))
+
+    async def adopt(self, request: AdoptRequest, key: str | None) -> Allocation:
+        """See `interface.Answering`."""
+        return await self._accept(key, _asked(request), lambda: self._adoption(request))
+
+    async def follow(self, jobid: str, cluster: str | None) -> Allocation:
+        """See `interface.Answering`. A job that is held already is answered as it is."""
+        try:
+            jobid = parse_job_id(jobid).allocation
+        except ValueError as error:
+            raise Refusal(422, "invalid", str(error)) from None
+        for life in self._lives.values():
+            known = life.state.jobid == jobid and (not cluster or life.state.cluster == cluster)
+            if known and life.state.kind != "adopted" and not life.ended and not life.damage:
+                return self._answer(life)
+        wish = _Wish(ev.Accepted("followed", f"job {jobid}", jobid=jobid, cluster=cluster or ""), {})
+        return await self._accept(None, {"jobid": jobid, "cluster": cluster}, lambda: wish)
+
+    async def _accept(self, given: str | None, asked: Document, wish: Callable[[], _Wish]) -> Allocation:
+        """Accept, or answer what was accepted for the same key before. Raises Refusal."""
+        digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        while given and (before := self._accepting.get(given)):
+            await asyncio.wait([before])
+        if given and (key := self._given.get(given)):
+            life = self._lives[key]
+            if life.state.digest != digest:
+                text = f"the idempotency key {given!r} stands for another request already (allocation {key})"
+                raise Refusal(409, "conflict", text)
+            return self._answer(life)
+        if self._group is None or self._leaving.is_set():
+            raise Refusal(503, "unavailable", "the service is about to end")
+        name = given or secrets.token_hex(8)
+        task = self._group.create_task(_outcome(self._begin_book(given or "", digest, wish)))
+        self._accepting[name] = task
+        task.add_done_callback(lambda _: self._accepting.pop(name, None))
+        outcome: Life | Exception = await asyncio.shield(task)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return self._answer(outcome)
+
+    async def _begin_book(self, given: str, digest: str, wish: Callable[[], _Wish]) -> Life:
+        """Check it, and put it on the disk. Raises Refusal."""
+        if self._book.trouble:
+            raise Refusal(507, "storage", self._book.trouble)
+        try:
+            wished = await in_thread(wish, limit=ACCEPT_LIMIT)
+        except TimeoutError as error:
+            raise Refusal(503, "unavailable", f"the request could not be checked: {error}") from None
+        key = self._free_key()
+        life = self._new[key] = Life(key, self._book, self._world, self._changed)
+        event = ev.Accepted(**{**asdict(wished.event), "given": given, "digest": digest})
+        written = self._book.create(key, wished.files, utc_now(), event)
+        try:
+            line = await asyncio.wait_for(asyncio.shield(written), WRITE_LIMIT)
+        except TimeoutError:
+            written.add_done_callback(lambda done: self._came_late(life, done))
+            raise Refusal(507, "storage", f"it was not on the disk within {WRITE_LIMIT:g} s") from None
+        except OSError as error:
+            del self._new[key]
+            raise Refusal(507, "storage", f"it cannot be saved: {error.strerror or error}") from None
+        self._take(life, line)
+        return life
+
+    def _take(self, life: Life, line: Line) -> None:
+        """It is on the disk."""
+        del self._new[life.key]
+        life.restore([line])
+        self._lives[life.key] = life
+        if life.state.given:
+            self._given[life.state.given] = life.key
+        self._changed(life, Kept())
+
+    def _came_late(self, life: Life, written: asyncio.Future[Line]) -> None:
+        """One that was refused because it was not on the disk in time is there now: it is withdrawn."""
+        if written.cancelled() or written.exception() is not None:
+            del self._new[life.key]
+            return
+        self._take(life, written.result())
+        if life.state.kind != "followed":  # to be looked at harms nobody
+            life.hear(ev.StopAsked("stop"))
+
+    def _free_key(self) -> str:
+        while True:
+            key = f"a{secrets.token_hex(4)}"
+            if key not in self._lives and key not in self._new:
+                return key
+
+    def _submission(self, request: SubmitRequest) -> _Wish:
+        """In a thread: a plan that sbatch may take. Raises Refusal."""
+        environ = request.environ or self._world.environ()
+        plan = _plan(request.plan, environ)
+        try:
+            found, _ = terms(
+                plan,
+                environ,
+                directory=request.directory,
+                cwd=request.cwd,
+                allocctl=request.allocctl,
+                cluster=request.cluster,
+                options=request.options,
+            )
+            found.order(plan)
+        except (Misfit, Unfit) as error:
+            raise Refusal(422, "unfit", str(error)) from None
+        event = ev.Accepted("submitted", plan.name, cluster=found.cluster or "")
+        return _Wish(event, {PLAN: request.plan, REQUEST: _terms_text(found)})
+
+    def _adoption(self, request: AdoptRequest) -> _Wish:
+        """In a thread: a plan for a job that is there. Raises Refusal."""
+        environ = request.environ or self._world.environ()
+        plan = _plan(request.plan, environ)
+        try:
+            jobid = parse_job_id(request.jobid).allocation
+        except ValueError as error:
+            raise Refusal(422, "invalid", str(error)) from None
+        asked = {**asdict(request), "jobid": jobid, "environ": submission_environment(environ)}
+        return _Wish(ev.Accepted("adopted", plan.name, jobid=jobid), {PLAN: request.plan, REQUEST: json.dumps(asked)})
+
+    # --- answering ----------------------------------------------------------------------------------------------------
+
+    def allocations(self) -> Sequence[Allocation]:
+        """See `interface.Answering`."""
+        positions = {key: position for position, key in enumerate(self._queue, 1)}
+        return [life.allocation(positions.get(key)) for key, life in self._lives.items()]
+
+    def find(self, name: str) -> Allocation:
+        """See `interface.Answering`."""
+        return self._answer(self._life(name))
+
+    def _answer(self, life: Life) -> Allocation:
+        position = list(self._queue).index(life.key) + 1 if life.key in self._queue else None
+        return life.allocation(position)
+
+    def _life(self, name: str) -> Life:
+        if name in self._lives:
+            return self._lives[name]
+        for life in reversed(self._lives.values()):
+            state = life.state
+            if name in state.jobs or name in state.units or name in state.runs:
+                return life
+        raise Refusal(404, "not_found", f"no allocation {name!r} is known here")
+
+    async def stop(self, name: str, how: Literal["stop", "cancel"], idempotent: bool = True) -> Allocation:
+        """See `interface.Answering`. An allocation without a job is withdrawn, either way; one whose job has not begun
+        is stopped as soon as its engine is there."""
+        life = self._life(name)
+        if life.damage:
+            raise Refusal(409, "conflict", f"its book cannot be read, and nothing is done for it: {life.damage}")
+        if how == "cancel" and life.state.kind != "submitted":
+            raise Refusal(409, "conflict", "its job was not submitted here: only who made it cancels it")
+        if life.ended or life.state.verdict or life.state.stopping in (how, "cancel"):
+            if not idempotent:
+                raise Refusal(409, "conflict", "it has ended" if life.ended else "that was asked for already")
+            return self._answer(life)
+        line = life.hear(ev.StopAsked(how))
+        try:
+            await asyncio.wait_for(asyncio.shield(line), WRITE_LIMIT if not self._book.trouble else 0.5)
+        except (TimeoutError, OSError):
+            text = "it is being stopped, but that is not on the disk: a service that is started anew would not know"
+            raise Refusal(507, "storage", text) from None
+        return self._answer(life)
+
+    def events(self, after: int | None, key: str | None = None) -> AsyncGenerator[Event, None]:
+        """See `interface.Answering`."""
+        return self._told.after(after, key)
+
+    def _by_state(self) -> dict[str, float]:
+        counts = Counter(life.state.phase for life in self._lives.values())
+        return {state: float(counts[state]) for state in STATES}
+
+    def _watches(self) -> dict[str, float]:
+        return {"polling": float(self._world.followed)}
+
+    def health(self) -> Document:
+        """See `interface.Answering`."""
+        damaged = [f"{life.key}: {life.damage}" for life in self._lives.values() if life.damage]
+        wrong = [*filter(None, [self._book.trouble]), *damaged]
+        return {
+            "version": __version__,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "since": self._since,
+            "allocations": {state: int(count) for state, count in self._by_state().items()},
+            "limit": self._world.settings.limit,
+            "wrong": wrong,
+        }
+
+    def metrics(self) -> bytes:
+        """See `interface.Answering`."""
+        return self._meter.render()
+
+
+def _asked(request: SubmitRequest | AdoptRequest) -> Document:
+    """What makes it the same request: not the environment, of which no two shells have the same."""
+    return {name: value for name, value in asdict(request).items() if name != "environ"}
+
+
+async def _outcome(accepting: Any) -> Any:
+    """What goes wrong with one request is its answer: it must not end the holder's task group."""
+    try:
+        return await accepting
+    except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
+        return error
+
+
+def _plan(text: str, environ: Mapping[str, str]) -> Plan:
+    """Raises Refusal."""
+    try:
+        return plan_of(text, "plan", environ)
+    except PlanErrors as error:
+        raise Refusal(422, "invalid", str(error), errors=[str(each) for each in error.errors]) from None
+
+
+def _terms_text(found: Terms) -> str:
+    values = {name: getattr(found, name) for name in ("base", "allocctl", "cluster", "options")}
+    return json.dumps({**values, "environ": dict(found.environ)})

@@ -1,0 +1,396 @@
+"""The life of one allocation: its task, which carries out the duties that its state has (`core/keeping.py`).
+
+    hear(event) -> the next state, the line on its way to the disk, and the duties that are not under way begun
+
+Each duty has a task in the allocation's task group; of those of one slot one is carried out at a time, and none twice.
+A duty that touches the world so that it cannot be repeated (sbatch, an engine's start) first waits until what it is
+about to do is on the disk. A cancel does not wait: no full disk may keep GPUs burning.
+
+What goes wrong inside a duty ends neither the allocation nor the service: it is told as `Troubled`, and the duty is
+carried out again after a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+
+from supervisor.core import codes, keeping
+from supervisor.core import kept_events as ev
+from supervisor.core.events import Event as KeptEvent
+from supervisor.core.fields import PlanErrors
+from supervisor.core.keeping import HELD, PAUSES, Duty, Kept
+from supervisor.core.sbatch_options import Misfit
+from supervisor.core.state import RunState
+from supervisor.core.submission import Order
+from supervisor.engine.threads import in_thread
+from supervisor.runs.copies import LIMIT, copy_file, copy_run
+from supervisor.runs.ordering import Terms
+from supervisor.runs.papers import Unreadable
+from supervisor.runs.plans import plan_of
+from supervisor.runs.registry import job_receipt, register_job
+from supervisor.scheduler.submit import Stop, Submitted
+from supervisor.service.book import FULL, PLAN, REQUEST, Book, Line
+from supervisor.service.following import Following
+from supervisor.service.interface import AdoptRequest, Allocation, Document, Event
+from supervisor.service.telling import event_of
+from supervisor.service.world import NotStarted, World
+
+FILES: Final = 60.0  # seconds for small files
+READINGS: Final = 3
+"""So often is a run tried to be judged whose files cannot be understood."""
+
+
+def utc_now() -> str:
+    """The time, as books have it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class Life:
+    """One allocation. `changed` is called after each event, with the state before it."""
+
+    def __init__(self, key: str, book: Book, world: World, changed: Callable[[Life, Kept], object]) -> None:
+        self.key = key
+        self.state = Kept()
+        self.told = Kept()  # as of what is on the disk
+        self.created = self.changed_at = ""
+        self.damage = ""  # why its book cannot be read: nothing is done for it then
+        self.ranks: Mapping[str, RunState] = {}
+        self._book = book
+        self._world = world
+        self._changed = changed
+        self._group: asyncio.TaskGroup | None = None
+        self._over = asyncio.Event()
+        self._slots: dict[str, tuple[Duty, asyncio.Task[None]]] = {}
+        self._done: dict[str, Duty] = {}  # by slot: what was begun last
+        self._stop = Stop()
+        self._hurried = asyncio.Event()
+
+    # --- what is known ------------------------------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes."""
+        return self.state.phase == "ended"
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there is something to be done for it."""
+        return not self.damage and (self.state.phase == "submitting" or self.state.phase in HELD)
+
+    def restore(self, lines: Sequence[Line]) -> None:
+        """Fold what its book tells. Raises IllegalEvent, with the state before the event."""
+        for line in lines:
+            self.created = self.created or line.utc
+            self.changed_at = line.utc
+            self.state, _ = keeping.step(self.state, line.event)
+            self.told = self.state
+
+    def allocation(self, position: int | None = None) -> Allocation:
+        """As the interface has it."""
+        state = self.state
+        return Allocation(
+            key=self.key,
+            kind=state.kind or "submitted",  # type: ignore[arg-type]
+            state="queued" if state.phase == "new" else state.phase,  # type: ignore[arg-type]
+            name=state.name,
+            created=self.created,
+            changed=self.changed_at,
+            jobid=state.jobid or None,
+            cluster=state.cluster or None,
+            run_id=state.run_id or None,
+            run_dir=state.run_dir or None,
+            slurm=state.slurm or None,
+            reason=state.reason or None,
+            position=position,
+            stopping=state.stopping or None,
+            verdict=dict(state.verdict) if state.verdict and self.ended else None,
+            first_failure=state.first_failure or None,
+            receipt=state.receipt or None,
+            trouble=self.damage or state.trouble or None,
+            ranks=rank_documents(self.ranks.get(state.run_id)),
+        )
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def hear(self, event: KeptEvent) -> asyncio.Future[Line]:
+        """Something happened. What is returned is done when it is on the disk. Raises IllegalEvent."""
+        before = self.state
+        self.state, _ = keeping.step(before, event)
+        self.changed_at = utc_now()
+        future = self._book.append(self.key, self.changed_at, event)
+        self._changed(self, before)
+        self._take_up()
+        return future
+
+    def on_disk(self, line: Line) -> Event:
+        """A line of its book is on the disk. Returns how that is told."""
+        self.told, _ = keeping.step(self.told, line.event)
+        return event_of(line, self.told)
+
+    async def run(self) -> None:
+        """Carry out its duties, to its end or until cancelled."""
+        async with asyncio.TaskGroup() as self._group:
+            try:
+                self._take_up()
+                await self._over.wait()
+            finally:
+                self._over.set()  # nothing more is begun
+                for _, task in self._slots.values():
+                    task.cancel()
+        if self.ended:
+            await in_thread(self._forget_request, limit=FILES)
+
+    def interrupt(self) -> None:
+        """The service is about to end: a submission that is under way should come to its answer."""
+        self._stop.ask()
+
+    @property
+    def is_submitting(self) -> bool:
+        """Whether sbatch runs, or is about to."""
+        return self.state.begun and "start" in self._slots
+
+    def _take_up(self) -> None:
+        """Begin what is not under way."""
+        if self._group is None or self._over.is_set():
+            return
+        if self.ended:
+            self._over.set()
+            return
+        for duty in keeping.duties(self.state):
+            if duty.slot not in self._slots and self._done.get(duty.slot) != duty:
+                self._done[duty.slot] = duty
+                task = self._group.create_task(self._carry_out(duty), name=f"{self.key} {type(duty).__name__}")
+                self._slots[duty.slot] = (duty, task)
+                task.add_done_callback(partial(self._freed, duty.slot))
+
+    def _freed(self, slot: str, _: asyncio.Task[None]) -> None:
+        del self._slots[slot]
+        self._take_up()
+
+    async def _carry_out(self, duty: Duty) -> None:
+        """Do it, again and again until it is done. Never raises, but when cancelled or when the book is dead."""
+        await self._pause(duty.after)
+        tries = 0
+        while duty in keeping.duties(self.state) and not self._book.failed.done():
+            try:
+                await self._do(duty)
+                return
+            except (Unreadable, ValueError) as error:
+                tries += 1
+                if isinstance(duty, keeping.Follow | keeping.Attend) and tries >= READINGS:
+                    await self.hear(unverifiable(str(error)))
+                    return
+                self._trouble(str(error))
+            except Exception as error:  # noqa: BLE001 - a fault in here must not take the other allocations along
+                tries += 1
+                self._trouble(_sentence(error))
+            await self._pause(PAUSES[min(tries, len(PAUSES)) - 1])
+
+    def _do(self, duty: Duty) -> Coroutine[Any, Any, None]:
+        match duty:
+            case keeping.Submit():
+                return self._submit()
+            case keeping.Settle():
+                return self._settle(duty.directory)
+            case keeping.Hurry():
+                return self._hurry()
+            case keeping.Start():
+                return self._start()
+            case keeping.Follow():
+                return self._follow()
+            case keeping.Attend():
+                return self._attend()
+            case keeping.Cancel():
+                return self._cancel(duty.jobs)
+            case keeping.StopEngine():
+                return self._stop_engine()
+            case keeping.Copy():
+                return self._copy()
+        raise TypeError(f"nobody can carry out {duty!r}")
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but for nobody who is in a hurry."""
+        if seconds:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._hurried.wait()
+            self._hurried.clear()
+
+    def _trouble(self, text: str) -> None:
+        if text != self.state.trouble and self.state.phase in keeping.OPEN:
+            self.hear(ev.Troubled(text))
+
+    # --- submitting ---------------------------------------------------------------------------------------------------
+
+    async def _submit(self) -> None:
+        text, asked = await in_thread(self._asked, limit=FILES)
+        terms = Terms(**{**asked, "options": tuple(asked["options"])})
+        try:
+            order = await in_thread(_order, terms, text, limit=FILES)
+        except (PlanErrors, Misfit) as error:  # accepted by another version
+            await self.hear(ev.SubmissionBegun(""))
+            await self._answered(ev.SubmissionEnded("refused", words=str(error)))
+            return
+        if self.ended:
+            return
+        await self.hear(ev.SubmissionBegun(order.directory))
+        if self.state.stopping == "cancel":
+            await self._answered(ev.SubmissionEnded("absent", words="cancelled before sbatch was run"))
+            return
+        submitter = self._world.submitter(terms.environ, self._stop)
+        try:
+            done = await submitter.submit(order, text)
+        except OSError as error:  # its directory cannot be made
+            outcome = "unreached" if error.errno in FULL else "refused"
+            await self._answered(ev.SubmissionEnded(outcome, words=f"nothing was submitted: {_sentence(error)}"))
+            return
+        await self._answered(answer_of(done))
+
+    def _asked(self) -> tuple[str, Document]:
+        """In a thread: the plan, and how it was asked for."""
+        return self._book.read_file(self.key, PLAN), json.loads(self._book.read_file(self.key, REQUEST))
+
+    async def _settle(self, directory: str) -> None:
+        submitter = self._world.submitter(self._world.environ(), self._stop)
+        try:
+            done = await submitter.settle(directory) if directory else None
+        except BlockingIOError:
+            await self._answered(ev.SubmissionEnded("unknown", words="another process is about to settle it"))
+            return
+        except ValueError as error:
+            await self._answered(ev.SubmissionEnded("unknown", words=str(error)))
+            return
+        if done is None:
+            await self._answered(ev.SubmissionEnded("unreached", words="sbatch was not run"))
+        else:
+            await self._answered(answer_of(done))
+
+    async def _answered(self, answer: ev.SubmissionEnded) -> None:
+        directory = self.state.directory
+        await self.hear(answer)
+        if self.state.phase != "submitting":
+            await in_thread(self._forget_request, limit=FILES)
+        for jobid in answer.jobs:
+            await in_thread(register_job, jobid, directory, limit=FILES)
+
+    def _forget_request(self) -> None:
+        """In a thread: it holds variables of the caller's, and is of no use any more."""
+        with suppress(OSError):
+            self._book.remove_file(self.key, REQUEST)
+
+    async def _hurry(self) -> None:
+        self._hurried.set()
+        self._stop.ask()
+
+    # --- engines of ours ----------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        """The same key never starts two engines: whether one was begun before makes no difference here."""
+        _, asked = await in_thread(self._asked, limit=FILES)
+        if not self.state.begun:
+            await self.hear(ev.EngineBegun())
+        try:
+            engine = await self._world.engines.start(self.key, AdoptRequest(**asked))
+        except NotStarted as error:
+            await self.hear(ev.EngineRefused(error.code, error.words))
+        except OSError as error:
+            if not self.state.stopping:
+                raise
+            await self.hear(ev.EngineRefused(codes.CANCELLED, _sentence(error)))
+        else:
+            await self.hear(ev.EngineStarted(engine.run_id, engine.run_dir, engine.pid, engine.unit))
+            await in_thread(self._forget_request, limit=FILES)
+
+    async def _attend(self) -> None:
+        sealed = await Following(self, self._world).attend(self.state.run_dir)
+        cluster = self._world.cluster(self.state.cluster)
+        if trouble := await self._world.engines.clean(cluster.client, self.state.run_dir):
+            self._trouble(trouble)
+        await self.hear(sealed)
+
+    # --- the job ------------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        await self.hear(await Following(self, self._world).follow())
+
+    async def _cancel(self, jobs: tuple[str, ...]) -> None:
+        cluster = self._world.cluster(self.state.cluster)
+        troubles = [trouble for job in jobs if (trouble := await cluster.client.cancel_job(job))]
+        self.hear(ev.CancelTried("; ".join(troubles)))
+        cluster.poller.hasten()
+
+    async def _stop_engine(self) -> None:
+        if self.state.kind == "adopted":
+            trouble = await self._world.engines.stop(self.state.run_dir)
+        else:
+            jobid = self.state.run_id.partition(".")[0]
+            trouble = await self._world.cluster(self.state.cluster).client.signal_batch(jobid, "TERM")
+        self.hear(ev.StopTried(trouble))
+
+    async def _copy(self) -> None:
+        place = self._world.settings.collect
+        trouble = await in_thread(self._copy_all, place, limit=LIMIT) if place else []
+        await self.hear(ev.Copied(trouble))
+
+    def _copy_all(self, place: str) -> list[str]:
+        """In a thread."""
+        runs = [run.directory for run in self.state.runs.values()]
+        trouble = [text for run in runs for text in copy_run(run, place)]
+        if not runs and (receipt := job_receipt(self.state.jobid)) and os.path.exists(receipt):
+            trouble += copy_file(receipt, place)
+        return trouble
+
+
+def _order(terms: Terms, text: str) -> Order:
+    return terms.order(plan_of(text, PLAN, terms.environ))
+
+
+def answer_of(done: Submitted) -> ev.SubmissionEnded:
+    """What came of a submission, as the book has it."""
+    submission = done.submission
+    words = submission.words + (f"; {done.trouble}" if done.trouble else "")
+    if submission.state == "submitted" and submission.jobid:
+        jobs = list(done.several) or [submission.jobid]
+        return ev.SubmissionEnded("submitted", jobs, submission.cluster or "", words)
+    if submission.state == "refused":
+        return ev.SubmissionEnded("refused" if done.reached else "unreached", words=words)
+    return ev.SubmissionEnded("absent" if submission.state == "absent" else "unknown", words=words)
+
+
+def unverifiable(why: str) -> ev.Sealed:
+    """The verdict about a run whose files cannot be understood."""
+    verdict = {
+        "outcome": "unverifiable",
+        "code": codes.UNVERIFIABLE,
+        "origin": "allocd",
+        "reason": "unverifiable",
+        "summary": why,
+    }
+    return ev.Sealed(verdict)
+
+
+def rank_documents(run: RunState | None) -> tuple[Document, ...]:
+    """The ranks of a run, as `status` has them."""
+    return tuple(
+        {
+            "rank": rank.rank,
+            "role": rank.role,
+            "node": rank.node,
+            "phase": rank.phase,
+            "end": rank.end and {"code": rank.end.code, "signal": rank.end.signal, "ordered": rank.end.ordered},
+        }
+        for rank in (run.ranks if run else ())
+    )
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return f"{type(error).__name__}: {error}"
