@@ -308,6 +308,15 @@ async def test_only_nodes_that_are_not_done_are_fetched_from(run_dir: Path) -> N
     ]
 
 
+async def test_each_try_to_fetch_begins_anew_and_copies_stay(run_dir: Path) -> None:
+    told_by_node(run_dir, 0, BEGIN, FACT, {"error": "/b: why"}, END, BEGIN)
+    nodes = Nodes("")
+    done = await collect(node_layout(run_dir, 1), nodes, 5.0, promised=(), started=[0])
+    assert nodes.asked == [0], "the last try was cut off"
+    assert done.files == [{**FACT, "rank": 0}]
+    assert done.errors == ["collect: rank 0 on n1: not everything was fetched: its fetching was cut off"]
+
+
 async def test_fetching_again_from_every_node(run_dir: Path) -> None:
     told_by_node(run_dir, 0, BEGIN, FACT, END)
     nodes = Nodes("no step could be made")
