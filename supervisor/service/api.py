@@ -236,7 +236,7 @@ def _start(api: Api, found: list[Allocation], after: str | None) -> int:
         return 0
     order = {item.key: place for place, item in enumerate(api.answering.allocations())}
     if after not in order:
-        raise refuse("invalid", f"after: there is no allocation {after}: use `next` of the page before, unchanged")
+        raise refuse("not_found", f"after: there is no allocation {after}: use `next` of the page before, unchanged")
     return sum(order[item.key] <= order[after] for item in found)
 
 
@@ -272,7 +272,7 @@ async def _events(api: Api, asked: Asked) -> ASGIApp:
 
     async def stream(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with api.streams.place(scope["client"]):
+            with api.streams.place(tuple(scope["client"] or ())):
                 await send_stream(scope, receive, send, pieces(), api.streams, EVENTS, HEARTBEAT)
         finally:
             await events.aclose()
@@ -288,7 +288,7 @@ async def _logs(api: Api, asked: Asked) -> ASGIApp:
     lines = log_lines(lambda: api.answering.find(key), wanted, api.streams.closing)
 
     async def stream(scope: Scope, receive: Receive, send: Send) -> None:
-        with api.streams.place(scope["client"]):
+        with api.streams.place(tuple(scope["client"] or ())):
             await send_stream(scope, receive, send, lines, api.streams, JSON_LINES if as_json else TEXT)
 
     return stream
@@ -337,7 +337,7 @@ _NEW: Final = ("conflict", "unfit", "busy", "unsupported", "unavailable", "stora
 
 OPERATIONS: Final = (
     Operation("GET", _ALLOCATIONS, "list", "Allocations, in the order in which they were accepted", _list,
-              "Allocations", parameters=requests.LIST),
+              "Allocations", parameters=requests.LIST, problems=("not_found",)),
     Operation("POST", _ALLOCATIONS, "submit", "Submit a plan", _submit, "Allocation", 201, requests.CREATE,
               requests.SUBMIT, _NEW),
     Operation("POST", "/v1/adoptions", "adopt", "Run a plan's steps in an allocation that exists", _adopt, "Allocation",

@@ -64,13 +64,15 @@ class _Run:
 
     def look(self, last: bool) -> list[Lines]:
         """In a thread. What has come; of the first look, when a tail is wanted, the last lines of each log."""
-        found = self.logs.look(last)
+        found = self._look(last)
         if self.first and self.wanted.tail is not None:
             found = self._tail(found, last)
-        if last and not self.logs.more:
-            found += self.logs.last_lines()
         self.first = False
         return found
+
+    def _look(self, last: bool) -> list[Lines]:
+        found = self.logs.look(last)
+        return found + self.logs.last_lines() if last and not self.logs.more else found
 
     def _tail(self, found: list[Lines], last: bool) -> list[Lines]:
         lines: dict[str, deque[bytes]] = {}
@@ -79,7 +81,7 @@ class _Run:
                 lines.setdefault(name, deque(maxlen=self.wanted.tail)).extend(new)
             if not self.logs.more:
                 return [(name, list(kept)) for name, kept in lines.items()]
-            found = self.logs.look(last)
+            found = self._look(last)
 
     def written(self, found: list[Lines]) -> Iterable[bytes]:
         """The lines as they are sent, in pieces."""

@@ -18,6 +18,19 @@ Schema = dict[str, Any]
 _OF_ANY: Final = ("method", "timeout", "invalid", "fault", "unavailable")
 _OF_BODIES: Final = ("malformed", "too_large", "media")
 
+_SERVER_SENT: Final[Schema] = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "description": "its seq"},
+        "event": {"type": "string", "description": "its kind"},
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": {"$ref": "#/components/schemas/Event"},
+        },
+    },
+}
+
 
 def openapi(operations: Iterable[Operation]) -> Schema:
     """The document."""
@@ -67,7 +80,8 @@ def _parameter(item: Parameter) -> Schema:
 
 def _success(operation: Operation) -> Schema:
     if operation.answer not in SCHEMAS:
-        return {"description": operation.summary, "content": {operation.answer: {"schema": {"type": "string"}}}}
+        schema = _SERVER_SENT if operation.answer == "text/event-stream" else {"type": "string"}
+        return {"description": operation.summary, "content": {operation.answer: {"schema": schema}}}
     described: Schema = {
         "description": operation.summary,
         "content": {"application/json": {"schema": _ref(operation.answer)}},

@@ -53,13 +53,13 @@ class Line:
     async def head(self) -> Answer:
         async with asyncio.timeout(LIMIT):
             lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        headers = dict(line.split(": ", 1) for line in lines[1:] if line)
-        return Answer(int(lines[0].split()[1]), headers)
+        headers = [line.split(": ", 1) for line in lines[1:] if line]
+        return Answer(int(lines[0].split()[1]), {name.lower(): text for name, text in headers})
 
     async def chunk(self) -> bytes:
         """The next piece of a stream; b"" at its end."""
         async with asyncio.timeout(LIMIT):
-            size = int(await self.reader.readline(), 16)
+            size = int(await self.reader.readuntil(b"\r\n"), 16)
             return (await self.reader.readexactly(size + 2))[:-2]
 
     async def event(self) -> dict[str, Any]:

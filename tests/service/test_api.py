@@ -88,7 +88,7 @@ async def test_a_page_goes_on_after_one_that_no_longer_fits(tmp_path: Path) -> N
         second = await ask(path, "GET", f"/v1/allocations?state=running&limit=2&after={first.json['next']}")
         assert [item["key"] for item in second.json["allocations"]] == ["a3", "a4"]
         assert (await ask(path, "GET", "/v1/allocations?state=ended&state=queued")).json["total"] == 1
-        assert problem(await ask(path, "GET", "/v1/allocations?after=nobody"))[:2] == (422, "invalid")
+        assert problem(await ask(path, "GET", "/v1/allocations?after=nobody"))[:2] == (404, "not_found")
 
 
 async def test_a_list_has_no_ranks_and_one_has(tmp_path: Path) -> None:
