@@ -23,6 +23,7 @@ from supervisor.core import codes
 
 VERBS: Final[dict[str, str]] = {
     "run": "run a plan to a proven verdict, in this allocation or on this machine",
+    "adopt": "run a plan in a job that runs already, from here",
     "submit": "submit a plan to Slurm, exactly once",
     "wait": "follow a job to its proven end, and exit with its code",
     "check": "check a plan, and list every error in it",

@@ -50,10 +50,11 @@ def run(args: argparse.Namespace) -> int:
     from supervisor.core.fields import PlanErrors
     from supervisor.engine.prepare import Unfit
     from supervisor.runs.plans import read_plan
+    from supervisor.runs.start import Claimed
 
     try:
         return _run(args, *read_plan(args.plan))
-    except (PlanErrors, Unfit) as error:
+    except (PlanErrors, Unfit, Claimed) as error:
         return refuse(args, error, codes.CONFIG)
     except OSError as error:  # nothing has been started: the engine itself tells of what breaks later
         return refuse(args, sentence(error), codes.CONFIG)
@@ -64,7 +65,11 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, plan: Plan, plan_text: str) -> int:
     from supervisor.cli.places import elsewhere, here, in_slurm
     from supervisor.engine import prepare
+    from supervisor.runs.start import VARIABLE, announce, claim
 
+    started, unit = os.environ.pop(VARIABLE, ""), os.environ.pop("ALLOCD_UNIT", "")  # not the ranks' business
+    if started:
+        claim(started)
     base = args.dir or os.environ.get("ALLOCD_RUNS") or plan.base
     if args.jobid:
         place = elsewhere(plan, args.jobid)
@@ -76,8 +81,10 @@ def _run(args: argparse.Namespace, plan: Plan, plan_text: str) -> int:
         attempt = f"{place.attempt}.s1" if place.adopted else place.attempt
         return _dry_run(prepare.layout_for(plan, base, attempt, place.jobid, place.nodes), place.launcher, args.json)
     prepared = prepare.prepare(*(plan, plan_text, base, place.attempt, place.jobid, place.nodes), further=place.adopted)
+    if started:
+        announce(started, prepared.layout.run_dir)
     try:
-        return _drive(args, prepared, place, plan_text)
+        return _drive(args, prepared, place, plan_text, unit)
     finally:
         for descriptor in prepared.held:
             os.close(descriptor)
@@ -103,7 +110,7 @@ def _dry_run(layout: Layout, launcher: Launcher, as_json: bool) -> int:
     return codes.OK
 
 
-def _drive(args: argparse.Namespace, prepared: Prepared, place: Place, plan_text: str) -> int:
+def _drive(args: argparse.Namespace, prepared: Prepared, place: Place, plan_text: str, unit: str) -> int:
     import tomllib
 
     from supervisor import versions
@@ -127,7 +134,7 @@ def _drive(args: argparse.Namespace, prepared: Prepared, place: Place, plan_text
         cluster=place.cluster,
         user=place.user,
         adopted=place.adopted,
-        unit=os.environ.get("ALLOCD_UNIT", "") if place.adopted else "",
+        unit=unit,
         steps=layout.step_prefix,
     )
     notes = (*place.notes, *prepared.notes)

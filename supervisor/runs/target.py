@@ -51,7 +51,9 @@ class Target:
 
     @property
     def shown(self) -> str:
-        """The job as `allocctl wait` takes it."""
+        """The job (or the run) as `allocctl wait` takes it."""
+        if self.alone:
+            return os.path.basename(self.directories[0])
         return f"-M {self.cluster} {self.jobid}" if self.cluster else self.jobid
 
     def output_of(self, unit: str) -> str | None:

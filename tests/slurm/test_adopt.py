@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import signal
+import subprocess
+from pathlib import Path
 
-from tests.slurm.jobs import SERVE, UP, Jobs, Run, await_files, py, role, sh
+import pytest
+
+from supervisor.service.adopting import alive, stop
+from tests.slurm.jobs import ALLOCCTL, LIMIT, SERVE, UP, Jobs, Run, await_files, py, role, sh, until
 
 WORK = {"worker": role("0-1", SERVE), "client": role(2, sh(f"{await_files('up', 0, 1)}; {UP}; exit 0"))}
 """Two workers, and a client that ends with 0 when both are up."""
@@ -93,3 +101,151 @@ def test_a_job_that_is_cancelled_under_the_run_explains_its_end(jobs: Jobs) -> N
     verified = jobs.allocctl("verify", f"{held.jobid}.s1")
     assert (code, verified.returncode) == (130, 130)
     assert (sealed(run)["code"], sealed(run)["origin"]) == (130, "slurm")
+
+
+# --- what may happen to the job -------------------------------------------------------------------------------------
+
+
+def test_an_allocation_without_a_shell(jobs: Jobs) -> None:
+    done = jobs.cluster.run(["salloc", "--no-shell", "--nodes=4"], check=True)
+    (jobid,) = re.findall(r"Granted job allocation (\d+)", done.stderr)
+    run = jobs.outside(jobs.plan(WORK, coordinator=2), jobid)
+    assert run.wait() == 0
+    jobs.cluster.run(["scancel", jobid], check=True)
+    run.job_end()
+    assert jobs.allocctl("verify", f"{jobid}.s1").returncode == 0
+
+
+def states(jobs: Jobs, jobid: int) -> list[str]:
+    argv = ["squeue", "--noheader", "--array", f"--jobs={jobid}", "--format=%T"]
+    return jobs.cluster.run(argv).stdout.split()
+
+
+def test_a_task_of_an_array(jobs: Jobs) -> None:
+    array = jobs.batch("exec sleep 1000\n", "--array=1-2", nodes=1)
+    jobs.cluster.wait_for(lambda: states(jobs, array) == ["RUNNING"] * 2, "two tasks that run")
+    plan = jobs.plan({"one": role(0, ["true"])}, coordinator=0, nodes=1)
+    refused = jobs.allocctl("run", f"--jobid={array}", str(plan))
+    assert (refused.returncode, "is an array: name one of its tasks" in refused.stderr) == (78, True)
+    task = jobs.outside(plan, f"{array}_1")
+    assert task.wait() == 0
+    assert (task.directory.name, sealed(task)["outcome"]) == (f"{array}_1.s1", "success")
+
+
+def test_a_heterogeneous_job(jobs: Jobs) -> None:
+    het = jobs.cluster.sbatch("#!/bin/sh\n#SBATCH --nodes=1\n#SBATCH hetjob\n#SBATCH --nodes=2\nexec sleep 1000\n")
+    jobs.cluster.wait_for(lambda: states(jobs, het) == ["RUNNING"] * 2, "two components that run")
+    run = jobs.outside(jobs.plan(WORK, coordinator=2, nodes=3), het)
+    assert run.wait() == 0
+    document = run.receipt("receipt.json")
+    assert (document["verdict"]["outcome"], len(document["components"])) == ("success", 2)
+    assert jobs.allocctl("verify", "--replay", str(run.directory / "receipt.json")).returncode == 0
+
+
+@pytest.mark.slow
+def test_the_run_ends_before_the_time_limit_of_the_job(jobs: Jobs) -> None:
+    held = jobs.hold(4, "--time=1")
+    endless = {"worker": role("0-1", SERVE, grace=1), "client": role(2, SERVE, grace=1)}
+    run = jobs.outside(jobs.plan(endless, coordinator=2, deadlines={"collect": 5}), held.jobid)
+    assert run.wait(limit=90) == 124
+    assert sealed(run)["reason"] == "time_limit"
+    assert jobs.cluster.job(held.jobid)["JobState"] == "RUNNING"
+
+
+# --- the engine that lives on ---------------------------------------------------------------------------------------
+
+
+def adopt(jobs: Jobs, jobid: int, plan: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """`allocctl adopt` to its end."""
+    return jobs.allocctl("adopt", *options, "--dir", str(jobs.directory / "adopted"), str(jobid), str(plan))
+
+
+def following(jobs: Jobs, jobid: int, plan: Path) -> tuple[subprocess.Popen[str], Run]:
+    """`allocctl adopt` under way, with ranks that are up."""
+    base = jobs.directory / "adopted"
+    base.mkdir()
+    process = subprocess.Popen(
+        [ALLOCCTL, "adopt", "--dir", str(base), str(jobid), str(plan)],
+        env=jobs.env,
+        cwd=jobs.directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    run = Run(jobs, jobid, base)
+    run.wait_file("up.0", "up.1", "up.2")
+    return process, run
+
+
+ENDLESS = {"worker": role("0-1", SERVE), "client": role(2, SERVE)}
+
+
+def test_adopt_follows_an_engine_of_its_own(jobs: Jobs) -> None:
+    held = jobs.hold()
+    plan = jobs.plan(WORK, coordinator=2)
+    done = adopt(jobs, held.jobid, plan)
+    assert done.returncode == 0, done.stderr
+    assert f"run {held.jobid}.s1 in" in done.stderr
+    assert "[exit 0, origin native]" in done.stderr.splitlines()[-1]
+    document = json.loads(adopt(jobs, held.jobid, plan, "--json").stdout)
+    assert (document["kind"], document["run_id"], document["verdict"]["code"]) == ("sealed", f"{held.jobid}.s2", 0)
+
+
+def test_a_run_in_the_foreground_is_the_engine(jobs: Jobs) -> None:
+    held = jobs.hold()
+    done = adopt(jobs, held.jobid, jobs.plan(WORK, coordinator=2), "--foreground", "-q")
+    assert (done.returncode, done.stdout) == (0, f"{held.jobid}.s1\n")
+
+
+def test_an_engine_lives_on_without_its_starter_and_is_stopped_by_its_run(jobs: Jobs) -> None:
+    held = jobs.hold()
+    done = adopt(jobs, held.jobid, jobs.plan(ENDLESS, coordinator=2), "--detach", "--json")
+    started = json.loads(done.stdout)
+    run = Run(jobs, held.jobid, Path(started["run_dir"]).parent)
+    run.wait_file("up.0", "up.1", "up.2")
+    assert (run.engine, started["unit"]) == (started["pid"], None)  # no user manager on the cluster's machine
+    assert alive(started["run_dir"])
+    assert os.getsid(run.engine) != os.getsid(0)
+    assert stop(started["run_dir"])
+    waited = jobs.allocctl("wait", f"{held.jobid}.s1")
+    assert (waited.returncode, "[exit 143, origin allocd]" in waited.stderr) == (143, True)
+    until(lambda: alive(started["run_dir"]) is False, "the end of the engine")
+    assert not stop(started["run_dir"])
+    assert sealed(run)["reason"] == "stop_requested"
+
+
+def test_who_leaves_the_run_does_not_end_it(jobs: Jobs) -> None:
+    held = jobs.hold()
+    process, run = following(jobs, held.jobid, jobs.plan(ENDLESS, coordinator=2))
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=LIMIT)
+    assert (process.returncode, f"`allocctl wait {held.jobid}.s1`" in said) == (79, True)
+    assert alive(str(run.directory))
+    stop(str(run.directory))
+    assert jobs.allocctl("wait", f"{held.jobid}.s1").returncode == 143
+
+
+def test_what_a_killed_engine_leaves_is_found_and_ended_and_the_job_goes_on(jobs: Jobs) -> None:
+    """Agents end their ranks by themselves; rank 0 has none, and its srun lives on."""
+    held = jobs.hold()
+    deaf = role(0, sh(f"trap '' TERM; {UP}; while :; do sleep 1; done"), agent="off")
+    roles = {"deaf": deaf, "worker": role(1, SERVE), "client": role(2, SERVE)}
+    process, run = following(jobs, held.jobid, jobs.plan(roles, coordinator=2))
+    os.kill(run.engine, signal.SIGKILL)
+    _, said = process.communicate(timeout=2 * LIMIT)
+    assert process.returncode == 75, said
+    assert f"had left steps {held.jobid}." in said
+    run.wait_gone()
+    assert jobs.cluster.job(held.jobid)["JobState"] == "RUNNING"
+    assert sealed(run)["outcome"] == "unverifiable"
+
+
+def test_a_start_that_is_refused_says_why(jobs: Jobs) -> None:
+    plan = jobs.plan(WORK, coordinator=2)
+    nobody = adopt(jobs, 999999, plan)
+    assert (nobody.returncode, "Slurm does not know a job 999999" in nobody.stderr) == (78, True)
+    held = jobs.hold(1)
+    small = adopt(jobs, held.jobid, plan, "--json")
+    assert (small.returncode, json.loads(small.stdout)["exit"]) == (78, 78)
+    assert "the plan wants 4 nodes, but the allocation has 1" in small.stderr

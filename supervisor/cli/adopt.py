@@ -1,0 +1,121 @@
+"""`allocctl adopt`: a plan's steps in a job that somebody else made (sbatch, `salloc --no-shell`), started from here.
+
+    allocctl adopt 4711 plan.toml                  start an engine that lives on by itself, and follow it
+    allocctl adopt --detach 4711 plan.toml         start it, print the run's id, and leave
+    allocctl adopt --foreground 4711 plan.toml     be the engine: it ends with this terminal
+
+The engine is in a unit of the user manager, or in a session, of its own. Who leaves it (SIGINT, SIGTERM, SIGHUP) gets
+79, and the run goes on: `allocctl wait RUN` picks it up, and SIGTERM to the engine stops it. A run that is over is
+sealed with Slurm's records of its steps: the job's own end is somebody else's. When an engine that is followed dies,
+what it has left in the job is ended: steps, never the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+from supervisor.cli.interrupts import Interrupts
+from supervisor.cli.output import complain, refuse, sentence, tell
+from supervisor.core import codes
+
+if TYPE_CHECKING:
+    from supervisor.service.adopting import Started
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The verb's arguments."""
+    parser = subparsers.add_parser("adopt", help="run a plan in a job that runs already, from here")
+    parser.add_argument("job", help="the job's id (123, an array's task 123_4)")
+    parser.add_argument("plan", help="the plan, a TOML file")
+    parser.add_argument("--dir", help="where run directories are made (default: $ALLOCD_RUNS, else the plan's run.dir)")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--foreground", action="store_true", help="run the engine right here, for as long as you stay")
+    how.add_argument("--detach", action="store_true", help="do not follow the run")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON document on stdout at the end")
+    output.add_argument("-q", "--quiet", action="store_true", help="no progress (with --detach: the id alone)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Adopt. The exit code is the run's; 78 when nothing could be started, 69 when that cannot be known, 79 when the
+    run was left."""
+    if args.foreground:
+        return _foreground(args)
+    from supervisor.core.fields import PlanErrors
+    from supervisor.engine.prepare import Unfit
+    from supervisor.runs.plans import read_plan
+    from supervisor.service.adopting import start
+    from supervisor.service.interface import AdoptRequest, Refusal
+
+    with Interrupts() as interrupts:
+        try:
+            _, text = read_plan(args.plan)
+            request = AdoptRequest(text, args.job, os.getcwd(), args.dir, dict(os.environ))
+            started = asyncio.run(start(request, f"{args.job}-{secrets.token_hex(4)}"))
+        except (PlanErrors, Unfit) as error:
+            return refuse(args, error, codes.CONFIG)
+        except Refusal as error:
+            return refuse(args, error.text, codes.UNREACHABLE if error.kind == "unavailable" else codes.CONFIG)
+        except OSError as error:
+            return refuse(args, sentence(error), codes.CONFIG)
+        if args.detach:
+            return _detached(args, started)
+        return _follow(args, started, interrupts)
+
+
+def _foreground(args: argparse.Namespace) -> int:
+    from supervisor.cli.run import run
+
+    return run(argparse.Namespace(**{**vars(args), "jobid": args.job, "local": False, "dry_run": False}))
+
+
+def _detached(args: argparse.Namespace, started: Started) -> int:
+    where = {"run_id": started.run_id, "run_dir": started.run_dir, "pid": started.pid, "unit": started.unit or None}
+    if args.json:
+        tell(json.dumps({"schema_version": 1, **where}, ensure_ascii=False))
+        return codes.OK
+    if not args.quiet:
+        complain(_story(started))
+    tell(started.run_id)
+    return codes.OK
+
+
+def _story(started: Started) -> str:
+    where = f"unit {started.unit}" if started.unit else "a session of its own"
+    engine = f"its engine is process {started.pid} on {started.host}, in {where}"
+    return f"run {started.run_id} in {started.run_dir}: {engine}"
+
+
+def _follow(args: argparse.Namespace, started: Started, interrupts: Interrupts) -> int:
+    from supervisor.cli.wait import Options, wait_for
+    from supervisor.core.layout import RUN_RECEIPT
+    from supervisor.runs.target import run_target
+
+    if not args.quiet:
+        complain(_story(started))
+    options = Options(json=args.json, quiet=args.quiet)
+    code = wait_for(run_target(started.run_dir), options, interrupts)
+    if code != codes.INTERRUPTED and not os.path.exists(os.path.join(started.run_dir, RUN_RECEIPT)):
+        _clean_up(started)
+    return code
+
+
+def _clean_up(started: Started) -> None:
+    """End what a dead engine has left."""
+    from supervisor.runs.saved import Unreadable
+    from supervisor.scheduler.client import SlurmClient
+    from supervisor.service.adopting import stop_leftovers
+
+    try:
+        ended, trouble = asyncio.run(stop_leftovers(SlurmClient(), started.run_dir))
+    except (OSError, Unreadable) as error:
+        ended, trouble = [], f"what the engine has left was not looked for: {error}"
+    if ended:
+        complain(f"the engine was gone, and had left steps {', '.join(ended)}: they were told to end")
+    if trouble:
+        complain(trouble)
