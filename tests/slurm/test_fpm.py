@@ -127,7 +127,7 @@ def test_engines_are_stopped_only_when_every_node_is_complete(runs: dict[str, Ru
 def test_a_coordinators_zero_waits_for_every_nodes_files(runs: dict[str, Run]) -> None:
     run = runs["coordinated"]
     assert code(run) == 0, run
-    assert at(run, "RankEnded", rank=2) < at(run, "ArtifactSeen", contract="fpm@0", answer="ranks_complete")
+    assert at(run, "RankEnded", rank=2) < at(run, "ArtifactSeen", contract="fpm@0", answer="valid")
     assert min(event["at"] for event in run.events("StopRank")) >= at(run, "PublishMarker")
 
 
