@@ -66,12 +66,20 @@ class _Wish:
 class Holder:
     """Implements `interface.Answering`. Made in the event loop that runs it."""
 
-    def __init__(self, book: Book, world: World, meter: Metrics | None = None, *, told: Told | None = None) -> None:
-        """`book` calls `on_disk` for each line: see `daemon.py`."""
+    def __init__(
+        self,
+        book: Book,
+        world: World,
+        meter: Metrics | None = None,
+        *,
+        listen: Callable[[Event], object] = lambda event: None,
+    ) -> None:
+        """`book` calls `on_disk` for each line (`daemon.py`); `listen` is called for each event."""
         self._book = book
         self._world = world
         self._meter = meter or Metrics()
-        self._told = told or Told()
+        self._told = Told()
+        self._listen = listen
         self._since = utc_now()
         self._lives: dict[str, Life] = {}
         self._queue: dict[str, Life] = {}
@@ -167,7 +175,9 @@ class Holder:
         """A line is on the disk: it is told."""
         life = self._lives.get(line.key) or self._new.get(line.key)
         if life is not None:
-            self._told.add(life.on_disk(line))
+            event = life.on_disk(line)
+            self._told.add(event)
+            self._listen(event)
 
     def _changed(self, life: Life, before: Kept) -> None:
         """Called by an allocation after each of its events."""
