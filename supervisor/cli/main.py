@@ -34,6 +34,7 @@ VERBS: Final[dict[str, str]] = {
     "collect": "collect a run's files once more",
     "logs": "print or follow a run's logs",
     "receipt": "print a run's receipt",
+    "service": "allocd as a service of systemd's user manager",
     "marker": "publish, note, read or wait for a coordinator's exit code",
 }
 

@@ -62,18 +62,8 @@ class Manager:
         self.units = self.home / ".config/systemd/user"
         name = f"allocd-test-{os.getpid()}-{secrets.token_hex(4)}"
         systemd = next(filter(os.path.exists, SYSTEMD))
-        words = [
-            "unshare",
-            "--mount",
-            "--propagation",
-            "private",
-            "sh",
-            SCRIPT,
-            self.directory,
-            name,
-            str(uid),
-            systemd,
-        ]
+        words = ["unshare", "--mount", "--propagation", "private", "sh", str(SCRIPT)]
+        words += [str(self.directory), name, str(uid), systemd]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 words, env=self.environ, cwd="/", stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
