@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from supervisor.contracts import checksums
 from supervisor.contracts.places import Place
-from supervisor.contracts.reading import Reader, Reading
+from supervisor.contracts.reading import Reader, Readers, Reading
 from supervisor.contracts.rules import judge_of
 from supervisor.contracts.walk import Match, Pattern, Walk, pattern_of, plain
 from supervisor.core.artifact_table import Artifact
@@ -29,11 +29,8 @@ def patterns(place: Place) -> tuple[Pattern, ...]:
     return tuple(pattern_of(path, place.values) for path in paths)
 
 
-class Files:
-    """Looks at plain files. One Reader for each place."""
-
-    def __init__(self, places: Sequence[Place]) -> None:
-        self._readers = {place.instance.contract_id: Reader() for place in places}
+class Files(Readers):
+    """Looks at plain files."""
 
     def look(self, place: Place) -> Finding:
         """Look once at everything that the contract names. Raises OSError, ValueError or KeyError for faults of ours
@@ -43,17 +40,8 @@ class Files:
             return self._look(place, last=True)
         return finding
 
-    def again(self, place: Place) -> float | None:
-        """See Examiner."""
-        return self._readers[place.instance.contract_id].again()
-
-    def close(self) -> None:
-        """End what is still at work."""
-        for reader in self._readers.values():
-            reader.close()
-
     def _look(self, place: Place, last: bool) -> Finding:
-        artifact, reader, walk = place.instance.artifact, self._readers[place.instance.contract_id], Walk()
+        artifact, reader, walk = place.instance.artifact, self.reader(place), Walk()
         pattern, *lists = patterns(place)
         apart = {plain(each) for each in lists}
         matches = walk.below(place.root, place.values["run_dir"], pattern)

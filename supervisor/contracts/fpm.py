@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 from supervisor.contracts import fpm_content
 from supervisor.contracts.content import PROBLEMS_CAP, Judge
 from supervisor.contracts.places import Place
-from supervisor.contracts.reading import Reader, Reading
+from supervisor.contracts.reading import Readers, Reading
 from supervisor.contracts.walk import Pattern, Walk, pattern_of, plain
 from supervisor.core.artifacts import Answer, FileFact, Finding
 from supervisor.core.substitution import literal, show
@@ -97,19 +97,19 @@ def patterns(place: Place) -> tuple[Pattern, ...]:
     return tuple((*names.directory, literal(_name(path))) for path in paths)
 
 
-class Fpm:
+class Fpm(Readers):
     """Looks at the nodes of a self-benchmark. `Instance.nodes` times `ranks_per_node` is the number of all
     data-parallel ranks; with 0 nodes it is not known, and not judged."""
 
     def __init__(self, places: Sequence[Place]) -> None:
-        self._readers = {place.instance.contract_id: Reader() for place in places}
+        super().__init__(places)
         self._ranks: dict[str, dict[int, _Rank]] = {}  # contract -> what its last look has seen
 
     def look(self, place: Place) -> Finding:
         """Look once at the node's files. Raises OSError, ValueError or KeyError for faults of ours only, which are no
         answer about the artifact."""
         contract, names = place.instance.contract_id, _Names(place)
-        judges, reader = names.judges(place), self._readers[contract]
+        judges, reader = names.judges(place), self.reader(place)
         walk = Walk(only=frozenset(_name(path) for path in judges))
         found = walk.below(place.root, place.values["run_dir"], (*names.directory, "*"))
         readings = {match.path: reader.read(match, judges[match.path][1]) for match in found}
@@ -137,15 +137,6 @@ class Fpm:
         )
         problems = (*walk.problems, *(problem for told in look.problems.values() for problem in told))
         return Finding(contract, look.answer(), problems, facts, tuple(look.notes))
-
-    def again(self, place: Place) -> float | None:
-        """See Examiner."""
-        return self._readers[place.instance.contract_id].again()
-
-    def close(self) -> None:
-        """End what is still at work."""
-        for reader in self._readers.values():
-            reader.close()
 
 
 def _name(path: str) -> str:

@@ -25,7 +25,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
@@ -41,6 +41,7 @@ from supervisor.contracts.content import (
     looks_cut,
     whole,
 )
+from supervisor.contracts.places import Place
 from supervisor.contracts.reader import Apart, ApartError, Busy, Task
 from supervisor.contracts.walk import OURS, Match, kind_of
 
@@ -243,6 +244,26 @@ class Reader:
     def _left(self) -> float:
         """Seconds that this look may still wait."""
         return PATIENCE if self._waits_until is None else max(0.0, self._waits_until - self._clock())
+
+
+class Readers:
+    """A Reader for each place of an artifact: what examiners have in common."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        self._readers = {place.instance.contract_id: Reader() for place in places}
+
+    def reader(self, place: Place) -> Reader:
+        """The one that remembers this place's files."""
+        return self._readers[place.instance.contract_id]
+
+    def again(self, place: Place) -> float | None:
+        """See Examiner."""
+        return self.reader(place).again()
+
+    def close(self) -> None:
+        """End what is still at work, in whatever thread."""
+        for reader in self._readers.values():
+            reader.close()
 
 
 def signature(status: os.stat_result) -> Signature:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from supervisor.contracts import rules
 from supervisor.contracts.content import Judge, Judged
 from supervisor.contracts.places import Place
-from supervisor.contracts.reading import Reader, Reading
+from supervisor.contracts.reading import Readers, Reading
 from supervisor.contracts.walk import Pattern, Walk, pattern_of, plain
 from supervisor.core.artifact_table import Artifact
 from supervisor.core.artifacts import Answer, FileFact, Finding
@@ -35,15 +35,12 @@ def patterns(place: Place) -> tuple[Pattern, ...]:
     )
 
 
-class Sweep:
-    """Looks at a sweep's results. One Reader for each place."""
-
-    def __init__(self, places: Sequence[Place]) -> None:
-        self._readers = {place.instance.contract_id: Reader() for place in places}
+class Sweep(Readers):
+    """Looks at a sweep's results."""
 
     def look(self, place: Place) -> Finding:
         """See Examiner."""
-        artifact, reader, walk = place.instance.artifact, self._readers[place.instance.contract_id], Walk()
+        artifact, reader, walk = place.instance.artifact, self.reader(place), Walk()
         readings: list[Reading] = []
         missing: list[str] = []
         for concurrency, pattern in zip(artifact.concurrencies, patterns(place), strict=True):
@@ -61,15 +58,6 @@ class Sweep:
             answer = "invalid"
         facts = (FileFact(r.path, r.size, r.sha256, problems=r.problems, mtime_ns=r.mtime_ns) for r in readings)
         return Finding(place.instance.contract_id, answer, problems, tuple(facts))
-
-    def again(self, place: Place) -> float | None:
-        """See Examiner."""
-        return self._readers[place.instance.contract_id].again()
-
-    def close(self) -> None:
-        """End what is still at work."""
-        for reader in self._readers.values():
-            reader.close()
 
 
 def result(document: Any, options: dict[str, Any]) -> Judged:
