@@ -18,11 +18,12 @@ from supervisor.core import codes
 from supervisor.runs.registry import register
 
 if TYPE_CHECKING:
+    from supervisor.cli.live import Printer
     from supervisor.cli.places import Place
     from supervisor.core.layout import Layout
     from supervisor.core.plan import Plan
     from supervisor.engine.prepare import Prepared
-    from supervisor.engine.session import Outcome
+    from supervisor.engine.session import Beside, Outcome
     from supervisor.launch.base import Launcher
 
 
@@ -38,7 +39,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--jobid", help="start the steps from here, in this job that runs already (see `adopt`)")
     where.add_argument("--local", action="store_true", help="run on this machine, even inside an allocation")
-    parser.add_argument("--dry-run", action="store_true", help="print every command line exactly, start nothing")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--dry-run", action="store_true", help="print every command line exactly, start nothing")
+    what.add_argument("--serve", action="store_true", help="answer on a Unix socket as allocd does, for this run alone")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print the run's receipt on stdout at the end")
     output.add_argument("-q", "--quiet", action="store_true", help="the run's id on stdout, and no progress on stderr")
@@ -147,7 +150,8 @@ def _drive(args: argparse.Namespace, prepared: Prepared, place: Place, plan_text
         report = None if args.quiet else reporter(printer)
         gc.freeze()  # no collection looks again at what is there by now, the interpreter's last one included
         gc.enable()
-        outcome = drive(layout, place.launcher, opening, clock=place.clock, report=report, notes=notes)
+        beside = _served(printer) if args.serve else None
+        outcome = drive(layout, place.launcher, opening, clock=place.clock, report=report, notes=notes, beside=beside)
         outcome, later = _by_its_steps(layout.run_dir, outcome) if place.adopted else (outcome, ())
         printer.settle()
         for text in (*outcome.trouble, *later, _verdict(layout.run_id, outcome)):
@@ -158,6 +162,12 @@ def _drive(args: argparse.Namespace, prepared: Prepared, place: Place, plan_text
     if args.json:
         tell(json.dumps(outcome.receipt, indent=1, ensure_ascii=False))
     return outcome.code
+
+
+def _served(printer: Printer) -> Beside:
+    from supervisor.service.served import ServedRun
+
+    return ServedRun(lambda text: printer.print(f"allocctl: {text}"))
 
 
 def _by_its_steps(run_dir: str, outcome: Outcome) -> tuple[Outcome, tuple[str, ...]]:

@@ -51,10 +51,6 @@ T = TypeVar("T")
 Reporter = Callable[[ev.Record, RunState], None]
 
 
-def _unseen(record: ev.Record, state: RunState) -> None:
-    """Nobody looks."""
-
-
 class Engine:
     """One run, from its opening to the last piece of evidence."""
 
@@ -64,7 +60,7 @@ class Engine:
         launcher: Launcher,
         opening: ev.RunOpened,
         *,
-        report: Reporter | None = None,
+        reports: Sequence[Reporter] = (),
         clock: EndTimeReader | None = None,
         notes: Sequence[str] = (),
         cwd: str | None = None,
@@ -74,7 +70,7 @@ class Engine:
         self.records: list[ev.Record] = []
         self._launcher = launcher
         self._opening = opening
-        self._report = report or _unseen
+        self._reports = tuple(reports)
         self._clock = clock
         self._notes = notes
         self._stops: list[str] = []
@@ -186,12 +182,13 @@ class Engine:
         self._tell(record)
 
     def _tell(self, record: ev.Record) -> None:
-        """Show it to people. What breaks there (a terminal that is gone) is noted, and is no event's business."""
-        try:
-            self._report(record, self.state)
-        except Exception as error:  # noqa: BLE001 - the run goes on unseen
-            self._report = _unseen
-            self._inbox.append(ev.Noted(f"the display broke: {type(error).__name__}: {error}"))
+        """Show it to those who look. What breaks there (a terminal that is gone) is noted, and no event's business."""
+        for report in self._reports:
+            try:
+                report(record, self.state)
+            except Exception as error:  # noqa: BLE001 - the run goes on unseen there
+                self._reports = tuple(each for each in self._reports if each is not report)
+                self._inbox.append(ev.Noted(f"the display broke: {type(error).__name__}: {error}"))
 
     def _refused(self, event: ev.Event, error: Exception) -> None:
         """The machine did not take an event: that is a fault of ours, and the run ends for it. A machine that does not

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from supervisor.core import codes
 from supervisor.core import events as ev
 from supervisor.core.layout import Layout
+from supervisor.core.state import RunState
 from supervisor.engine.engine import Engine, Reporter
 from supervisor.engine.threads import in_thread
 from supervisor.engine.time_limit import EndTimeReader
@@ -26,6 +28,20 @@ STOPPING: Final = {
 """Signals that end a run in order; the second one ends it at once."""
 
 RECEIPT_LIMIT: Final = 10.0
+BESIDE_LIMIT: Final = 5.0  # seconds that what went along with a run has for its own end
+
+
+class Beside(Protocol):
+    """What goes along with a run and has no say in it: a socket, on which it can be asked how it is."""
+
+    def heard(self, record: ev.Record, state: RunState) -> None:
+        """Something happened. Called in the loop for each record."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """The run is over, and its receipt written as far as that was possible."""
+
+    async def attend(self, engine: Engine) -> None:
+        """Go along from the run's begin until soon after `ended` was called. Raises nothing; may be cancelled."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +65,11 @@ def drive(
     clock: EndTimeReader | None = None,
     report: Reporter | None = None,
     notes: Sequence[str] = (),
+    beside: Beside | None = None,
 ) -> Outcome:
     """Run the plan of `layout` to its end in an event loop of its own. From then on the signals that stop a run are
     ignored. Raises OSError when the journal cannot be made."""
-    return asyncio.run(_drive(layout, launcher, opening, clock, report, notes))
+    return asyncio.run(_drive(layout, launcher, opening, clock, report, notes, beside))
 
 
 async def _drive(
@@ -62,18 +79,39 @@ async def _drive(
     clock: EndTimeReader | None,
     report: Reporter | None,
     notes: Sequence[str],
+    beside: Beside | None,
 ) -> Outcome:
     use_pidfd_watcher()
     loop = asyncio.get_running_loop()
-    engine = Engine(layout, launcher, opening, report=report, clock=clock, notes=notes)
+    reports = [report] if report else []
+    reports += [beside.heard] if beside else []
+    engine = Engine(layout, launcher, opening, reports=reports, clock=clock, notes=notes)
     stopping = {number: name for number, name in STOPPING.items() if not _is_nohup(number)}
     for number, name in stopping.items():
         loop.add_signal_handler(number, engine.request_stop, name)
+    async with _accompanied(engine, beside):
+        try:
+            await engine.run()
+            outcome = await _conclude(engine, opening)
+        finally:
+            _ignore(loop, stopping)
+        if beside:
+            beside.ended(outcome)
+    return outcome
+
+
+@asynccontextmanager
+async def _accompanied(engine: Engine, beside: Beside | None) -> AsyncIterator[None]:
+    """Let `beside` go along. Its time after the run is limited, for the job's end waits for it."""
+    attending = asyncio.create_task(beside.attend(engine), name="beside") if beside else None
     try:
-        await engine.run()
-        return await _conclude(engine, opening)
+        yield
+        if attending:
+            await asyncio.wait([attending], timeout=BESIDE_LIMIT)
     finally:
-        _ignore(loop, stopping)
+        if attending:
+            attending.cancel()
+            await asyncio.gather(attending, return_exceptions=True)
 
 
 def _ignore(loop: asyncio.AbstractEventLoop, numbers: Iterable[signal.Signals]) -> None:
