@@ -72,6 +72,7 @@ class Slurm:
     user: str = "ann"
     epoch: int = 1000  # of the jobs' submission, in epoch seconds
     calls: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
     asked: list[tuple[float, str, int]] = field(default_factory=list)
     events: list[tuple[float, int, Callable[[], object]]] = field(default_factory=list)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
@@ -98,6 +99,7 @@ class Slurm:
         assert self._flying == 0, "two questions at the same time"
         self._flying += 1
         self.calls[command] += 1
+        self.errors[command] += away
         self.asked.append((self.now, command, count))
         cost = 5.0 if away else {"squeue": 0.006, "scontrol": 0.006, "sacct": 0.06}[command]
         await self._until(self.now + cost)

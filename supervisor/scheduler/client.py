@@ -94,7 +94,8 @@ class SlurmClient:
     own).
 
     `deadline` is in seconds a call, `max_output` in bytes for each of stdout and stderr. The attribute `calls` counts
-    the commands that were run, by name.
+    the commands that were run, by name, and `errors` those of them that did not start, did not end in time or ended
+    with another code than 0 (squeue's for a job that it does not know among them).
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class SlurmClient:
         self._max_output = max_output
         self._now = now
         self.calls: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
 
     async def sacct(self, jobid: str) -> Answer:
         """What accounting says about a job, its steps included."""
@@ -243,6 +245,12 @@ class SlurmClient:
         returns.
         """
         self.calls[argv[0]] += 1
+        printed = await self._run(argv)
+        if printed.returncode != 0:
+            self.errors[argv[0]] += 1
+        return printed
+
+    async def _run(self, argv: Sequence[str]) -> Printed:
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv,

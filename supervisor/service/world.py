@@ -36,6 +36,10 @@ SERVER_ERRORS: Final = 500  # refusals with such a status say nothing about the 
 class SlurmCommands(Client, Lists, Asked, Steps, Protocol):
     """What is asked of a Slurm client besides what a poller asks."""
 
+    @property
+    def errors(self) -> Counter[str]:
+        """How often each of its commands failed."""
+
     async def signal_batch(self, jobid: str, signame: str) -> str:
         """Send a signal to the batch script's own process; what went wrong, or ""."""
 
@@ -138,3 +142,7 @@ class World:
     def calls(self) -> Counter[str]:
         """Slurm's commands that were run by the pollers' clients."""
         return sum((cluster.client.calls for cluster in self.clusters.values()), Counter())
+
+    def errors(self) -> Counter[str]:
+        """Those of them that failed."""
+        return sum((cluster.client.errors for cluster in self.clusters.values()), Counter())

@@ -113,6 +113,15 @@ async def test_a_missing_command_is_a_failure_to_ask(tmp_path: Path) -> None:
     assert answer.outcome == "failed" and "cannot be started" in answer.problem and answer.returncode is None
     assert await slurm.steps_by_name("7") is None
     assert not await slurm.signal_step("7.0", "TERM")
+    assert slurm.errors == slurm.calls == {"sacct": 1, "squeue": 1, "scancel": 1}
+
+
+async def test_a_command_that_fails_is_counted(tmp_path: Path, script: Script) -> None:
+    script("squeue", 'test "$1" != --fail || exit 1')
+    slurm = client(tmp_path)
+    for argument in ("--fail", "--work"):
+        await slurm.run(["squeue", argument])
+    assert (slurm.calls, slurm.errors) == ({"squeue": 2}, {"squeue": 1})
 
 
 def gone(pid_file: Path) -> bool:
