@@ -75,7 +75,8 @@ def story(document: Document, over: bool, whole: bool = False, last: str | None 
     if last:
         yield f"  This is an earlier attempt of job {document['jobid']}, which went on: the last attempt is {last}."
     elif over and not verdict["final"]:
-        yield "  Slurm has not said yet how the job ended; `allocctl verify` asks, and seals this."
+        what = "its steps ended" if document.get("adopted") else "the job ended"
+        yield f"  Slurm has not said yet how {what}; `allocctl verify` asks, and seals this."
     if not explained:
         yield from _last_words(document)
     fell = document["consequences"]

@@ -7,9 +7,9 @@ not sealed again: terminal evidence is immutable. But it counts only where it is
 record, where it was just read, does not say otherwise; else it is told, set aside under another name, and the real one
 is made.
 
-An adopted run, whose steps ran in somebody else's job, is none of the job's runs: the job's id never means it. It is
-sealed by itself (`seal_adopted`) as soon as the records that it takes are there, whether the job goes on or not, and
-has no outcome file: that tells of jobs.
+An adopted run, whose steps ran in somebody else's job, is none of the runs by which that job is judged. It is sealed by
+itself (`seal_adopted`) as soon as the records that it takes are there, whether the job goes on or not, and has no
+outcome file: that tells of jobs.
 
 With each other sealing goes the outcome file (`outcomes.py`).
 """
