@@ -35,7 +35,7 @@ from supervisor.core.substitution import substitute
 
 READY, WAIT, INVALID = 0, 10, 20
 PAUSES: Final = (1.0, 30.0)  # seconds between a 10 and the next question: at first, at most
-PATIENCE: Final = 10.0  # seconds that one look waits for the program
+PATIENCE: Final = 3.0  # seconds that one look waits for the program
 LINE_CAP: Final = 300  # characters of its first line
 FILES_CAP: Final = 100_000  # bytes of ALLOCD_FILES; Linux takes 128 KiB
 
@@ -91,6 +91,10 @@ class Checked:
         if case is not None and case.answer == "pending":
             return max(SOON, case.not_before - self._clock())
         return self._inner.again(place)
+
+    def progress(self) -> object:
+        """See Examiner. What the program does is none: nobody knows whether it comes to an end."""
+        return self._inner.progress()
 
     def close(self) -> None:
         """End what is still at work."""

@@ -24,6 +24,15 @@ DYING: Final = 2.0
 """Seconds that a killed process may take to die; one that hangs in a file system that is gone is left behind."""
 
 
+def ticks(process: str) -> int:
+    """Clock ticks of a processor that a process or thread has used, by its directory in /proc; 0 when it is gone."""
+    try:
+        words = Path(process, "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return int(words[11]) + int(words[12])  # utime and stime: see proc_pid_stat(5)
+
+
 class Overstayed(Exception):
     """The process took longer than it may, and was killed."""
 
@@ -90,6 +99,10 @@ class Child:
                 if time.monotonic() >= until:
                     return None
         return self._process.returncode
+
+    def spent(self) -> int:
+        """Clock ticks of a processor that it has used: it does something as long as they grow."""
+        return ticks(f"/proc/{self._process.pid}")
 
     def end(self) -> None:
         """Kill it and its group, if it lives. Whoever waits for it learns that."""

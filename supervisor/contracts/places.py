@@ -33,6 +33,9 @@ class Examiner(Protocol):
     def again(self, place: Place) -> float | None:
         """Seconds after which another look may say something else although no directory changes; None: no such."""
 
+    def progress(self) -> object:
+        """Equal to what it was before when nothing more has been read since, be it only a part of a file."""
+
     def close(self) -> None:
         """End what is still at work."""
 

@@ -42,7 +42,7 @@ from supervisor.contracts.content import (
     whole,
 )
 from supervisor.contracts.places import Place
-from supervisor.contracts.reader import Apart, ApartError, Busy, Task
+from supervisor.contracts.reader import Apart, ApartError, Busy, Task, progress
 from supervisor.contracts.walk import OURS, Match, kind_of
 
 SIZE_CAP: Final = 1 << 30
@@ -61,7 +61,7 @@ with its look."""
 
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _BLOCK: Final = 1 << 20  # bytes
-PATIENCE: Final = 10.0
+PATIENCE: Final = 3.0
 """Seconds that one look reads, or waits for large files; the next one goes on."""
 _ENDS: Final = 4096  # bytes at either end of a large file that are looked at first
 
@@ -107,6 +107,7 @@ class Reader:
         self._busy: set[str] = set()  # paths of files that are being read, or wait for that
         self._begun: dict[str, tuple[Signature | None, Any, int]] = {}  # checksums of the first so many bytes
         self._apart = Apart()
+        self.done = 0  # files that were read, and blocks of files that are still being read
 
     def read(self, match: Match, judge: Judge | None, lines: bool = False) -> Reading:
         """What a file holds: one document, or one a line (the summary is their number then). Without a judge it is only
@@ -134,7 +135,7 @@ class Reader:
                 problem = f"{match.path}: found {size} bytes; expected at most {TEXT_CAP} of text"
                 return Reading(match.path, "invalid", (problem,), size)
             found.extend(whole(file, size, digest.update))
-            return Reading(match.path, "valid", (), size, digest.hexdigest(), {})
+            return Reading(match.path, "valid", (), size, digest.hexdigest(), {}, status.st_mtime_ns)
 
         return self._look(match, look), bytes(found)
 
@@ -193,6 +194,7 @@ class Reader:
         reading = replace(self._judge(file, status, path, *how), mtime_ns=status.st_mtime_ns)
         if signature(os.fstat(file.fileno())) != signature(status):
             raise Changing(CHANGING)
+        self.done += 1
         since = same.since if same is not None else now
         settled = reading.answer != "pending" or now - since >= GRAIN
         self._memories[path] = _Memory(signature(status), how, reading, since, settled)
@@ -233,6 +235,7 @@ class Reader:
         while read <= status.st_size and (block := file.read(_BLOCK)):
             digest.update(block)
             read += len(block)
+            self.done += 1
             if read < status.st_size and self._left() <= 0:
                 self._begun[path] = signature(status), digest, read
                 raise Busy
@@ -259,6 +262,10 @@ class Readers:
     def again(self, place: Place) -> float | None:
         """See Examiner."""
         return self.reader(place).again()
+
+    def progress(self) -> object:
+        """See Examiner."""
+        return sum(reader.done for reader in self._readers.values()), progress()
 
     def close(self) -> None:
         """End what is still at work, in whatever thread."""

@@ -10,6 +10,10 @@ which is kept for the run and so judges each file once; a file system that does 
 Hints make single contracts wanted, and what is wanted while a look is under way is looked at again after it. Contracts
 that have come to their end are not read again.
 
+A question is not answered while something is being read and that gets on (what was written in time is not late because
+it takes long to read). It is once nothing has moved for STALL seconds: a file system that does not answer, a process
+that was stopped, a program of the plan's that takes its time hold no deadline.
+
 A visit that saw no change still makes a contract wanted when one of its files was not whole or not right yet (a file
 that grows changes no directory), when its checker may say something else by now, and once a minute.
 """
@@ -17,12 +21,14 @@ that grows changes no directory), when its checker may say something else by now
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from supervisor.contracts import SOON, CheckerBroke, Examiner, Place, directories, examiner, places
+from supervisor.contracts.child import ticks
 from supervisor.core import events as ev
 from supervisor.core.artifacts import Finding, instances
 from supervisor.core.layout import Layout
@@ -36,6 +42,7 @@ LOOK_LIMIT: Final = 25.0  # seconds for one contract; longer is a file system th
 LOOKS: Final = 4  # threads that look at the same time
 REST: Final = 0.5
 """Seconds, at most, that a desk rests after its looks, as long as they took: no event storm burns a core."""
+STALL: Final = 5.0  # seconds without progress after which a question is answered as things stand
 FULL: Final = 60.0  # seconds after which a contract is looked at even if nothing seems to have changed
 MARKER: Final = ""  # the marker, among the ids of contracts
 
@@ -46,15 +53,34 @@ class _Question:
 
     number: int
     waiting: set[_Desk]
+    answer: Callable[[int], None]
+
+    def done(self, desks: Collection[_Desk]) -> None:
+        """These desks have answered it, or will not."""
+        if self.waiting:
+            self.waiting.difference_update(desks)
+            if not self.waiting:
+                self.answer(self.number)
+
+
+class _Progress(NamedTuple):
+    """How far an artifact's looks have come."""
+
+    read: object
+    look: tuple[str, str] | None  # the one under way
+    spent: int  # clock ticks of a processor, by that look
+
+    def since(self, before: _Progress) -> bool:
+        """Whether something has moved. That another look began is nothing yet: it may only see that nothing has."""
+        return self.read != before.read or (self.look is before.look and self.spent != before.spent)
 
 
 class _Desk:
     """What wants a look, and a task that looks. `look` is called with the ids that are wanted; it returns whether it is
     done with them, or something is still being read."""
 
-    def __init__(self, look: Callable[[set[str]], Awaitable[bool]], answered: Callable[[int], None]) -> None:
+    def __init__(self, look: Callable[[set[str]], Awaitable[bool]]) -> None:
         self._look = look
-        self._answered = answered
         self._wanted: set[str] = set()
         self._questions: list[_Question] = []
         self._wake = asyncio.Event()
@@ -80,9 +106,7 @@ class _Desk:
                 self._questions = questions + self._questions
                 questions = []
             for question in questions:
-                question.waiting.discard(self)
-                if not question.waiting:
-                    self._answered(question.number)
+                question.done({self})
             await asyncio.sleep(min(REST, clock() - begun))
 
 
@@ -97,16 +121,25 @@ class _Artifact:
     hung: dict[str, float] = field(default_factory=dict)  # seconds of the last pause after a place did not answer
     not_before: dict[str, float] = field(default_factory=dict)
     again: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
+    at_work: tuple[str, str] | None = None  # the contract that is looked at now, and the thread that does, in /proc
 
     def look(self, place: Place) -> tuple[Finding, float | None]:
         """In a thread: one look, and in how many seconds another one may say something else although nothing changes.
         Who was left alone meanwhile cleans up himself."""
         mine = self.examiner
+        work = self.at_work = place.instance.contract_id, f"/proc/self/task/{threading.get_native_id()}"
         try:
             return mine.look(place), mine.again(place)
         finally:
+            if self.at_work is work:
+                self.at_work = None
             if self.examiner is not mine:
                 mine.close()
+
+    def progress(self) -> _Progress:
+        """See Examiner; and what the look that is under way has used of a processor: that lists, if nothing else."""
+        work = self.at_work
+        return _Progress(self.examiner.progress(), work, ticks(work[1]) if work is not None else 0)
 
     def restless(self, contract: str, now: float) -> bool:
         """Whether a look may find something else although no directory has changed."""
@@ -133,10 +166,11 @@ class Looker:
         self._targets: dict[Target, list[str]] = {}  # with the contracts that have files there
         self._same: dict[tuple[str, int], Target] = {}
         self._of_rank: dict[int | None, list[Target]] = {}
+        self._patience: dict[int, asyncio.TimerHandle] = {}  # for each question that is not answered
         groups = [self._furnish(artifact.name) for artifact in layout.plan.artifacts]
         if layout.plan.marker.by == "coordinator":
             directory = str(Path(layout.marker).parent)
-            self._desks[MARKER] = _Desk(self._read_marker, self._answered), None
+            self._desks[MARKER] = _Desk(self._read_marker), None
             groups.append(self._aim(MARKER, None, Target(directory, directory)))
         self._watcher = Watcher(groups, self._seen, self._manner)
 
@@ -149,10 +183,12 @@ class Looker:
         desks: dict[_Desk, list[str]] = {}
         for contract, (desk, _) in self._desks.items():
             desks.setdefault(desk, []).append(contract)
-        question = _Question(asked, set(desks))
+        question = _Question(asked, set(desks), self._answered)
         for desk, contracts in desks.items():
             desk.want(contracts, question)
-        if not desks:
+        if desks:
+            self._be_patient(question)
+        else:
             self._answered(asked)
 
     def watched(self, rank: int) -> list[Target]:
@@ -174,6 +210,8 @@ class Looker:
                     tasks.create_task(desk.run())
                 tasks.create_task(self._watcher.run())
         finally:
+            for patience in self._patience.values():
+                patience.cancel()
             for artifact in self._artifacts:
                 for timer in artifact.again.values():
                     timer.cancel()
@@ -197,7 +235,7 @@ class Looker:
             ]
             return all(done)
 
-        desk = _Desk(look, self._answered)
+        desk = _Desk(look)
         targets: list[Target] = []
         for contract, place in artifact.places.items():
             self._desks[contract] = desk, artifact
@@ -228,7 +266,25 @@ class Looker:
         watched = list(dict.fromkeys(target.directory for target in targets))
         self._post(ev.WatchChanged(watched, manner.by, manner.file_system, manner.why))
 
+    def _be_patient(self, question: _Question) -> None:
+        """As long as something moves that the question waits for; then it is answered as things stand."""
+        waiting = [artifact for desk, artifact in self._desks.values() if artifact and desk in question.waiting]
+        before = [(artifact, artifact.progress()) for artifact in dict.fromkeys(waiting)]
+
+        def look() -> None:
+            if any(artifact.progress().since(progress) for artifact, progress in before):
+                self._be_patient(question)
+                return
+            for artifact, _ in before:
+                if artifact.at_work is not None:
+                    self._hangs(artifact, artifact.at_work[0], STALL)
+            question.done(set(question.waiting))
+
+        self._patience[question.number] = self._loop.call_later(STALL, look)
+
     def _answered(self, asked: int) -> None:
+        if asked in self._patience:
+            self._patience.pop(asked).cancel()
         self._post(ev.ArtifactsLooked(asked))
 
     # --- looks -------------------------------------------------------------------------------------------------------
@@ -251,8 +307,8 @@ class Looker:
             async with self._looks:
                 finding, pause = await in_thread(artifact.look, place, limit=LOOK_LIMIT)
         except TimeoutError:
-            text = f"artifact {contract}: {place.root} did not answer within {LOOK_LIMIT:g} s"
-            self._post(ev.Noted(text))
+            self._hangs(artifact, contract, LOOK_LIMIT)
+            artifact.at_work = None
             artifact.examiner = examiner(list(artifact.places.values()))  # the other one still waits, in that thread
             artifact.hung[contract] = rest = 2 * artifact.hung.get(contract, LOOK_LIMIT)
             artifact.not_before[contract] = self._loop.time() + rest
@@ -264,13 +320,27 @@ class Looker:
             self._post(ev.CheckerFault(contract, f"{type(error).__name__}: {error}"))
             return True
         self._look_again(artifact, contract, pause)
+        self._tell(artifact, finding)
+        return pause is None or pause > SOON
+
+    def _hangs(self, artifact: _Artifact, contract: str, seconds: float) -> None:
+        """A look has not come to its end: what the last one said holds, and this beside it."""
+        problem = f"{artifact.places[contract].root} did not answer within {seconds:g} s"
+        self._post(ev.Noted(f"artifact {contract}: {problem}"))
+        known = artifact.findings.get(contract, Finding(contract, "pending"))
+        self._tell(artifact, replace(known, problems=(problem, *(each for each in known.problems if each != problem))))
+
+    def _tell(self, artifact: _Artifact, finding: Finding) -> None:
+        """What a look found, unless it has been told, or the contract has come to its end meanwhile."""
+        contract = finding.contract
+        if contract not in self._open_contracts():
+            return
         told = artifact.findings.get(contract)
         artifact.findings[contract] = finding
         if told is None or finding.answer == "valid" or _said(told) != _said(finding):  # growth alone is no news
             files = [asdict(fact) for fact in finding.files]
             problems, notes = list(finding.problems), list(finding.notes)
             self._post(ev.ArtifactSeen(finding.contract, finding.answer, problems, files, notes))
-        return pause is None or pause > SOON
 
     async def _read_marker(self, _: set[str]) -> bool:
         reading = await read_marker(self._layout)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 from supervisor.contracts import Place
+from supervisor.contracts.child import Child
 from supervisor.core import events as ev
 from supervisor.core.artifacts import Answer, Finding
 from supervisor.core.layout import Layout
@@ -164,7 +165,8 @@ async def test_a_file_system_that_does_not_answer_is_noted_and_left_alone_for_a_
         assert "did not answer" in (await look.until(ev.Noted)).text
         await look.ask(3)
         assert len(look.events(ev.Noted)) == 1  # each look that hangs leaves a thread behind: no second one so soon
-        assert look.events(ev.ArtifactSeen) == []
+        (seen,) = look.events(ev.ArtifactSeen)
+        assert (seen.answer, seen.problems) == ("pending", [f"{tmp_path} did not answer within 25 s"])
         assert look.events(ev.MarkerRead) == []
 
 
@@ -242,6 +244,8 @@ class Examiners:
         self.made = 0
         self.closed = threading.Semaphore(0)
         self.stuck = stuck
+        self.pauses = iter(list[float]())
+        self.progress = iter(list[int]())
         self.hangs, self.let_go = threading.Event(), threading.Event()
 
     def __call__(self, places: list[Place]) -> One:
@@ -263,8 +267,11 @@ class One:
             assert self._all.let_go.wait(LIMIT)
         return Finding(contract, "pending", (f"look {next(self._all.numbers)}",))
 
-    def again(self, place: Place) -> None:
-        return None
+    def again(self, place: Place) -> float | None:
+        return next(self._all.pauses, None)
+
+    def progress(self) -> object:
+        return next(self._all.progress, None)
 
     def close(self) -> None:
         self._all.closed.release()
@@ -312,6 +319,70 @@ async def test_one_that_does_not_answer_holds_its_own_desk_only(
         examiners.let_go.set()
         assert await asyncio.to_thread(examiners.closed.acquire, timeout=LIMIT)
     assert all(examiners.closed.acquire(blocking=False) for _ in range(2))
+
+
+async def test_a_file_system_that_does_not_answer_holds_no_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not blamed on the artifact, either: the verdict tells why nothing was found."""
+    examiners = Examiners(stuck="first")
+    monkeypatch.setattr(module, "examiner", examiners)
+    monkeypatch.setattr(module, "STALL", 0.2)
+    make(tmp_path, "first", "second")
+    async with looking(layout(tmp_path, artifacts=[FIRST, SECOND])) as look:
+        look.open = frozenset(["first", "second"])
+        await look.ask(1)
+        (seen,) = look.events(ev.ArtifactSeen, contract="first")
+        assert (seen.answer, seen.problems) == ("pending", [f"{tmp_path} did not answer within 0.2 s"])
+        assert not examiners.let_go.is_set()
+        look.open = frozenset(["second"])
+        examiners.let_go.set()
+        await look.ask(2)
+        assert len(look.events(ev.ArtifactSeen, contract="first")) == 1, "a look that ends late is nobody's news"
+
+
+async def test_a_question_waits_as_long_as_reading_gets_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examiners = Examiners()
+    examiners.progress = iter(range(4))
+    examiners.pauses = itertools.repeat(0.05)
+    monkeypatch.setattr(module, "examiner", examiners)
+    monkeypatch.setattr(module, "STALL", 0.05)
+    make(tmp_path, "out")
+    async with looking(layout(tmp_path, artifacts=[RESULT])) as look:
+        await look.ask(1)
+    assert next(examiners.progress, None) is None
+    assert examiners.looked, "it was looked at, and never done"
+
+
+async def test_a_process_that_was_stopped_holds_no_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.contracts.reading.PATIENCE", 0.0)
+    monkeypatch.setattr(module, "STALL", 0.2)
+    stopped: list[int] = []
+
+    class Stopped(Child):
+        def __init__(self, command: Any, *rest: Any, **more: Any) -> None:
+            super().__init__(["sh", "-c", "kill -STOP $$; exit 7"], *rest, **more)
+            stopped.append(1)
+
+    monkeypatch.setattr("supervisor.contracts.reader.Child", Stopped)
+    make(tmp_path, "out")
+    put(str(tmp_path / "out/result.json"), json.dumps({"ok": True, "more": ["x" * 1000] * 1100}).encode())
+    async with looking(layout(tmp_path, artifacts=[RESULT])) as look:
+        await look.ask(1)
+        assert stopped
+        assert "which are still being read" in look.events(ev.ArtifactSeen)[-1].problems[0]
+
+
+async def test_a_checker_that_takes_its_time_holds_no_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.contracts.checker.PATIENCE", 0.0)
+    monkeypatch.setattr(module, "STALL", 0.2)
+    make(tmp_path, "out")
+    put(str(tmp_path / "out/result.json"), b'{"ok": true}')
+    checked = {**RESULT, "checker": ["sleep", "1000"], "checker_timeout": 3600}
+    async with looking(layout(tmp_path, artifacts=[checked])) as look:
+        await look.ask(1)
+        seen = look.events(ev.ArtifactSeen)[-1]
+        assert seen.problems == ["checker sleep: found it still at work; expected its answer"]
 
 
 async def test_a_hint_is_a_look_at_what_its_agent_watches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
