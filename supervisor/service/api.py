@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -36,7 +36,7 @@ EVENTS: Final = "text/event-stream"
 TEXT: Final = "text/plain; charset=utf-8"
 JSON_LINES: Final = "application/jsonl"
 READ_LIMIT: Final = 10.0  # seconds for a file
-RECEIPT_SIZE: Final = 64 * 1024 * 1024  # bytes: more is no receipt of ours
+RECEIPT_SIZE: Final = 32 * 1024 * 1024  # bytes: more is no receipt of ours
 RUN_RECEIPT: Final = "receipt.run.json"
 RETRY: Final = b"retry: 1000\n\n"  # milliseconds after which a client that lost its stream asks again
 HEARTBEAT: Final = b": still here\n\n"
@@ -117,11 +117,11 @@ class _Resource:
         except ClientDisconnect:
             return
         except Refusal as refusal:
-            await self._complain(problems.of_refusal(refusal, request.url.path), sender)
+            await self._complain(problems.of_refusal(refusal, _path(request)), sender)
         except Exception:  # noqa: BLE001 - told to whoever runs this, and not to the client
             self._api.fault(traceback.format_exc())
             text = "it is in the log of whoever answers here"
-            await self._complain(problems.document("fault", text, request.url.path), sender)
+            await self._complain(problems.document("fault", text, _path(request)), sender)
         finally:
             if sender.status:
                 self._api.meter.asked(self._path, request.method, sender.status)
@@ -129,7 +129,7 @@ class _Resource:
     async def _response(self, request: Request, sender: _Sender) -> ASGIApp:
         operation = self._operations.get("GET" if request.method == "HEAD" else request.method)
         if not self._operations:
-            raise refuse("not_found", f"there is nothing at {request.url.path}: see /openapi.json")
+            raise refuse("not_found", f"there is nothing at {_path(request)}: see /openapi.json")
         if operation is None:
             allowed = sorted({*self._operations, *(("HEAD",) if "GET" in self._operations else ())})
             raise refuse("method", f"{request.method} is not known here, but {', '.join(allowed)}", allow=allowed)
@@ -177,6 +177,11 @@ class _Sender:
             if has_body and not self.body_read:
                 message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
         await self._send(message)
+
+
+def _path(request: Request) -> str:
+    """What was asked for, as a reference (Starlette's `url` would believe the Host header as well)."""
+    return quote(request.scope["path"])
 
 
 def _check_media(request: Request) -> None:

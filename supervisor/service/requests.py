@@ -46,7 +46,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-_CLEAN: Final = r"[^\x00-\x1f\x7f]"
+_CLEAN: Final = r"[^\x00-\x1f\x7f-\x9f]"
 PATH: Final = Words("an absolute path without control characters", rf"\/{_CLEAN}*", 4095)
 KEY: Final = Words("a key, job id or run id", r"[A-Za-z0-9][A-Za-z0-9_.+\-]*", 128)
 PLAN: Final = Words("the text of a plan without NUL", r"[^\x00]+", BODY)

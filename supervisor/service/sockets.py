@@ -27,6 +27,7 @@ import struct
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from typing import Final
 
 from supervisor.core import codes
@@ -123,20 +124,22 @@ class Listener:
 
     socket: socket.socket
     path: str | None
-    lock: int | None = None
+    lock: FileIO | None = None
     file: tuple[int, int] | None = None  # device and inode of the socket's file
 
     def close(self) -> None:
-        """Close it, and remove its file if that is still ours. Does no harm when it is called twice."""
+        """Close it, and remove its files as far as they are still ours. Does no harm when it is called twice."""
         self.socket.close()
-        if self.lock is None or self.path is None:
+        if self.lock is None or self.lock.closed or self.path is None:
             return
         with suppress(OSError):
             found = os.lstat(self.path)
             if (found.st_dev, found.st_ino) == self.file:
                 os.unlink(self.path)
         with suppress(OSError):
-            os.close(self.lock)
+            if _is_at(f"{self.path}.lock", self.lock):
+                os.unlink(f"{self.path}.lock")
+        self.lock.close()
 
 
 def listen(directory: str, name: str = NAME) -> Listener:
@@ -153,27 +156,39 @@ def listen(directory: str, name: str = NAME) -> Listener:
         _make_room(path)
         return _bound(path, lock)
     except BaseException:
-        os.close(lock)
+        lock.close()
         raise
 
 
-def _locked(path: str) -> int:
-    """The lock beside the socket, held until the descriptor is closed."""
+def _locked(path: str) -> FileIO:
+    """The lock beside the socket, held until the file is closed. Whoever held it before has removed its file: a
+    lock on that would be one on nothing."""
     name = f"{path}.lock"
+    while True:
+        try:
+            lock = FileIO(os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "r+")
+        except OSError as error:
+            why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+            raise Unusable(f"the socket's lock cannot be opened: {name}: {why}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(name, lock):
+                return lock
+        except BlockingIOError:
+            lock.close()
+            raise _taken(path, _who_answers(path)) from None
+        except OSError as error:
+            lock.close()
+            raise Unusable(f"the socket's lock cannot be taken: {name}: {error.strerror}") from error
+        lock.close()
+
+
+def _is_at(name: str, file: FileIO) -> bool:
+    """Whether a file is still the one with that name."""
     try:
-        lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
-        raise Unusable(f"the socket's lock cannot be opened: {name}: {why}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise _taken(path, _who_answers(path)) from None
-    except OSError as error:
-        os.close(lock)
-        raise Unusable(f"the socket's lock cannot be taken: {name}: {error.strerror}") from error
-    return lock
+        return os.path.samestat(os.lstat(name), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _make_room(path: str) -> None:
@@ -216,7 +231,7 @@ def _who_answers(path: str) -> Peer | None:
         return peer_of(connection)
 
 
-def _bound(path: str, lock: int) -> Listener:
+def _bound(path: str, lock: FileIO) -> Listener:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listening.bind(path)

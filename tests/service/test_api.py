@@ -151,6 +151,14 @@ async def test_what_is_wrong_is_said(
         assert (await ask(path, "GET", "/v1/health")).status == 200
 
 
+async def test_the_host_header_is_believed_in_nothing(tmp_path: Path) -> None:
+    async with served(World(), tmp_path) as (_, path):
+        for host in ("[", "a:b:c", "evil/..", ""):
+            answer = await ask(path, "GET", "/v1/a%20b", Host=host)
+            assert problem(answer)[:2] == (404, "not_found")
+            assert answer.json["instance"] == "/v1/a%20b"
+
+
 async def test_all_errors_of_a_body_are_told_with_their_places(tmp_path: Path) -> None:
     async with served(World(), tmp_path) as (_, path):
         answer = await ask(path, "POST", "/v1/allocations", {"plan": 1, "cwd": "x", "option": []})

@@ -33,7 +33,7 @@ def test_the_directory_is_made_for_us_alone_and_so_is_the_socket(tmp_path: Path)
         assert [mode(tmp_path / "allocd"), mode(listener.path)] == [0o700, 0o600]
     finally:
         listener.close()
-    assert not os.path.lexists(listener.path)
+    assert os.listdir(tmp_path / "allocd") == []
     listener.close()
 
 
@@ -138,7 +138,27 @@ def test_the_lock_of_a_starter_that_has_no_socket_yet_counts(tmp_path: Path) -> 
     lock = sockets._locked(str(tmp_path / "a" / "ctl.sock"))
     with pytest.raises(Unusable, match="which has its lock, answers"):
         listen(str(tmp_path / "a"))
-    os.close(lock)
+    lock.close()
+
+
+def test_a_lock_on_a_file_that_was_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its holder ended between our open and our flock, and removed it; a third may have made it anew since."""
+    path = str(tmp_path / "ctl.sock")
+    real = os.open
+    opened: list[str] = []
+
+    def slow(name: str, *more: int) -> int:
+        descriptor = real(name, *more)
+        if not opened:
+            os.unlink(name)
+        opened.append(name)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", slow)
+    lock = sockets._locked(path)
+    assert len(opened) == 2
+    assert os.path.samestat(os.fstat(lock.fileno()), os.stat(f"{path}.lock"))
+    lock.close()
 
 
 def test_a_file_that_another_put_there_is_left_at_the_end(tmp_path: Path) -> None:
