@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import signal
 import subprocess
 import time
@@ -238,7 +239,7 @@ def _tell_of_logout(told: Told) -> None:
         told.say(
             "lingering is off for you: systemd ends allocd, and the engines of adopted allocations with their ranks, "
             "at the end of your last session on this host; jobs that were submitted go on by themselves, and allocd "
-            "finds them again when it runs again. `loginctl enable-linger` turns it on (some sites ask an administrator)"
+            "finds them again when it runs again. `loginctl enable-linger` turns it on (at some sites: administrators)"
         )
 
 
@@ -372,23 +373,24 @@ def _adopted(path: str) -> Iterator[dict[str, Any]]:
 
 def _end(owner: Owner) -> None:
     """End a daemon that is nobody's unit, and wait for it. Raises Failed, OSError."""
-    _signal(owner, signal.SIGTERM)
-    deadline = time.monotonic() + END_LIMIT
-    while owner.alive:
-        if time.monotonic() > deadline:
-            raise Failed(f"the daemon, process {owner.pid}, has not ended within {END_LIMIT:g} s", codes.DEADLINE)
-        time.sleep(0.05)
+    if not _signal(owner, signal.SIGTERM, END_LIMIT):
+        raise Failed(f"the daemon, process {owner.pid}, has not ended within {END_LIMIT:g} s", codes.DEADLINE)
 
 
-def _signal(owner: Owner, number: signal.Signals) -> None:
-    """To that process, not to one that has its number now. Raises OSError."""
-    with suppress(ProcessLookupError):
+def _signal(owner: Owner, number: signal.Signals, limit: float = 0.0) -> bool:
+    """To that process, not to one that has its number now. Returns whether it ends within a limit. Raises OSError."""
+    try:
         descriptor = os.pidfd_open(owner.pid)
-        try:
+    except ProcessLookupError:
+        return True
+    try:
+        with suppress(ProcessLookupError):
             if owner.alive:
                 signal.pidfd_send_signal(descriptor, number)
-        finally:
-            os.close(descriptor)
+        ended, _, _ = select.select([descriptor], [], [], limit)
+        return bool(ended)
+    finally:
+        os.close(descriptor)
 
 
 def _reload(args: argparse.Namespace, told: Told) -> int:

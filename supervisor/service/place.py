@@ -71,10 +71,12 @@ def boot_id() -> str:
 
 
 def process_start(pid: int) -> int | None:
-    """When a process began, in clock ticks since the boot; None when there is none."""
+    """When a process began, in clock ticks since the boot; None when there is none, or it has ended and nobody has
+    waited for it: a first process that reaps none keeps it for ever."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])  # proc(5): field 22
+            fields = file.read().rpartition(b")")[2].split()  # proc(5): from field 3 on
+            return None if fields[0] in (b"Z", b"X") else int(fields[19])
     except (OSError, ValueError, IndexError):
         return None
 

@@ -115,11 +115,18 @@ class Manager:
 
     def pids(self, unit: str) -> list[int]:
         """The processes of a unit."""
+        return [int(line) for line in self._processes(unit).read_text().split()]
+
+    def take_in(self, unit: str, pid: int) -> None:
+        """Make a process one of a unit's, as if that had started it."""
+        self._processes(unit).write_text(str(pid))
+
+    def _processes(self, unit: str) -> Path:
         keeper = self._process.pid
         manager = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0]
         group = self.show(unit, "ControlGroup").lstrip("/")
-        procs = Path(f"/proc/{manager}/root/sys/fs/cgroup", group, "cgroup.procs")
-        return [int(line) for line in procs.read_text().split()] if group else []
+        assert group, f"{unit} does not run"
+        return Path(f"/proc/{manager}/root/sys/fs/cgroup", group, "cgroup.procs")
 
     def wait_for(self, unit: str, key: str, *wanted: str) -> str:
         """Until a property has one of these values. Fails when that takes too long."""
