@@ -182,7 +182,7 @@ def _by_its_steps(run_dir: str, outcome: Outcome) -> tuple[Outcome, tuple[str, .
         verdict = sealed.document["verdict"]
         if verdict["final"] and not sealed.trouble:
             return replace(outcome, receipt={**outcome.receipt, "verdict": verdict}), ()
-        why = sealed.trouble[0] if sealed.trouble else verdict["summary"]
+        why = sealed.trouble[0] if sealed.trouble else verdict["because"][-1]
     except (OSError, Unreadable) as error:
         why = str(error)
     return outcome, (f"not sealed yet: {why}: `allocctl verify {outcome.receipt['run_id']}` seals it",)

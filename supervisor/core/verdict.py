@@ -179,6 +179,9 @@ def _run_or_record(run: Verdict | None, truth: Truth, evidence: Evidence | None)
     return _by_slurm(truth, f"the run itself says {run.outcome} ({run.code}), which Slurm's record denies")
 
 
+WAITS: Final = "whether Slurm ended it so is told by the job's record, when the job is over"
+
+
 def judge_adopted(evidence: Evidence, truth: Truth, steps: StepComparison) -> Verdict:
     """A run in somebody else's job, what is known of that job, and accounting's rows of the run's steps beside what the
     engine saw. Not `final` while the records that it takes are not there."""
@@ -186,7 +189,7 @@ def judge_adopted(evidence: Evidence, truth: Truth, steps: StepComparison) -> Ve
     if failure is not None and failure.provisional:
         if truth.settled and explains_ends(truth):
             return _by_slurm(truth, f"first observed, and explained by that: {failure.text}")
-        return _failed(failure, final=truth.settled)
+        return _failed(failure, truth.settled, () if truth.settled else (WAITS,))
     verdict = judge_run(evidence, final=True)
     if verdict.outcome != "success":
         return verdict

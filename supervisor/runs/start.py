@@ -87,17 +87,19 @@ def last_words(directory: str, limit: int = 2000) -> str:
 
 
 def _claim_of(directory: str) -> Progress:
-    """Whether the claim is made, and whether its engine lives, or else has failed. (An engine that has made the file,
-    and not its mark in it, is one that is about to.)"""
+    """Whether the claim is made, and whether its engine lives, or else has failed. A claim without its mark is none
+    yet: to try its lock would be in the way of an engine that is just about to take it."""
     try:
-        descriptor = os.open(os.path.join(directory, CLAIM), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(os.path.join(directory, CLAIM), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return "nothing"
     try:
+        if not os.fstat(descriptor).st_size:
+            return "nothing"
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return "claimed"
     else:
-        return "failed" if os.fstat(descriptor).st_size else "nothing"
+        return "failed"
     finally:
         os.close(descriptor)

@@ -133,6 +133,17 @@ def test_a_unit_that_cannot_be_started_says_why(manager: dict[str, str]) -> None
         )
 
 
+def test_a_manager_that_is_gone_is_done_without(tmp_path: Path, manager: dict[str, str]) -> None:
+    environ = {**manager, "FAIL": "Failed to connect to bus: Connection refused"}
+    log = tmp_path / "log"
+    argv = ["/bin/echo", "hello"]
+    assert spawn.spawn(argv, unit="u", log=str(log), cwd="/", environ=environ, stop_limit=1) == ""
+    deadline = time.monotonic() + 20
+    while log.read_text() != "hello\n" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert log.read_text() == "hello\n"
+
+
 def test_lingering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spawn, "BOOTED", str(tmp_path / "no systemd"))
     assert spawn.ends_at_logout() is None
