@@ -95,7 +95,7 @@ class Api:
     @cached_property
     def openapi(self) -> bytes:
         """The OpenAPI document."""
-        return documents.encode(openapi(OPERATIONS))
+        return documents.encode(openapi(OPERATIONS)) + b"\n"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI. Only HTTP comes here: the server knows neither web sockets nor a lifespan."""
@@ -209,7 +209,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _json(document: Document, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(documents.encode(document), status, headers, JSON)
+    return Response(documents.encode(document) + b"\n", status, headers, JSON)
 
 
 def _accepted(allocation: Allocation, status: int) -> Response:

@@ -65,7 +65,7 @@ def of_refusal(refusal: Refusal, instance: str) -> dict[str, Any]:
 
 def encoded(problem: dict[str, Any]) -> bytes:
     """As bytes; whatever a path may hold can be written (a lone surrogate as its escape)."""
-    return json.dumps(problem).encode()
+    return json.dumps(problem, separators=(",", ":")).encode() + b"\n"
 
 
 def refuse(kind: str, detail: str, **more: Any) -> Refusal:

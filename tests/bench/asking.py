@@ -74,6 +74,7 @@ def asked(stage: Stage) -> list[Row]:
             Row(f"socket: a list {many}", "ms", rounds(milliseconds, whole)),
             Row(f"socket: a page of 100 {many}", "ms", rounds(milliseconds, "/v1/allocations")),
             Row(f"socket: one {many}", "ms", rounds(milliseconds, one)),
+            Row("socket: from a question that changes something to its event", "ms", _latencies(stage.runs, path)),
             Row("socket: questions on one connection", "per s", rounds(rate, one)),
             Row(f"socket: an idle server, {ALLOCATIONS} allocations, processor", "ms per s", [_idle(process.pid)]),
             Row(
@@ -82,6 +83,26 @@ def asked(stage: Stage) -> list[Row]:
                 [_resident(process.pid)],
             ),
         ]
+
+
+def _latencies(count: int, path: str) -> list[float]:
+    """Milliseconds from asking for a stop to the event of it, read by somebody else."""
+    with contextlib.closing(Connection(path)) as reader, contextlib.closing(Connection(path)) as connection:
+        reader.request("GET", "/v1/events")
+        events = reader.getresponse()
+
+        def latency() -> float:
+            begin = time.monotonic()
+            connection.request(
+                "POST", "/v1/allocations/a1/stop", '{"how": "stop"}', {"Content-Type": "application/json"}
+            )
+            while not events.readline().startswith(b"data: "):
+                pass
+            taken = (time.monotonic() - begin) * 1e3
+            connection.getresponse().read()
+            return taken
+
+        return [latency() for _ in range(count)]
 
 
 def _idle(pid: int) -> float:

@@ -13,12 +13,19 @@ from typing import Any
 import pytest
 
 from supervisor.service import server as limits
+from supervisor.service import stream
 from supervisor.service.api import Api
 from supervisor.service.server import HEAD, Server
 from supervisor.service.sockets import Listener, listen
 from tests.service.client import ask, connected, request
 from tests.service.test_api import PLAN, problem
 from tests.service.world import World, served
+
+
+@pytest.fixture(autouse=True)
+def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams wait less for a last word."""
+    monkeypatch.setattr(stream, "LAST_WORDS", 0.05)
 
 
 @pytest.fixture
@@ -96,6 +103,18 @@ async def test_requests_that_come_together_are_answered_in_order(tmp_path: Path)
         both = request("POST", "/v1/allocations", PLAN) + request("GET", "/v1/allocations/a1") + request("GET", "/x")
         client.writer.write(both)
         assert [(await client.answer()).status for _ in range(3)] == [201, 200, 404]
+
+
+async def test_an_old_client_is_answered_and_closed(tmp_path: Path) -> None:
+    world = World(endless=False)
+    world.put()
+    await world.tell("a1")
+    async with served(world, tmp_path) as (_, path):
+        for target in ("/v1/health", "/v1/events"):
+            async with connected(path) as client:
+                client.writer.write(f"GET {target} HTTP/1.0\r\n\r\n".encode())
+                assert (await client.head()).status == 200
+                assert (await client.closed()).endswith(b"}\n" if target == "/v1/health" else b"}\n\n")
 
 
 async def test_too_many_connections_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,14 +243,14 @@ async def test_a_stop_lets_answers_end_and_streams_say_what_they_have(tmp_path: 
     world.put()
     listener = listen(str(tmp_path / "a"))
     server, task, path = await _started(world, listener)
-    async with connected(path) as idle, connected(path) as stream:
+    async with connected(path) as idle, connected(path) as line:
         assert (await idle.ask("GET", "/v1/health")).status == 200
-        stream.writer.write(request("GET", "/v1/events"))
-        await stream.head()
+        line.writer.write(request("GET", "/v1/events"))
+        await line.head()
         await world.tell("a1", "last")
         server.stop()
-        assert (await stream.event())["kind"] == "last"
-        assert await stream.chunk() == b""
+        assert (await line.event())["kind"] == "last"
+        assert await line.chunk() == b""
         assert await idle.closed() == b""
         await asyncio.wait_for(task, 10)
     with pytest.raises(FileNotFoundError):
@@ -241,14 +260,14 @@ async def test_a_stop_lets_answers_end_and_streams_say_what_they_have(tmp_path: 
 async def test_a_cancelled_server_leaves_nothing(tmp_path: Path) -> None:
     world = World()
     _, task, path = await _started(world, listen(str(tmp_path / "a")))
-    async with connected(path) as stream:
-        stream.writer.write(request("GET", "/v1/events"))
-        await stream.head()
+    async with connected(path) as line:
+        line.writer.write(request("GET", "/v1/events"))
+        await line.head()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-            await stream.event()
+            await line.event()
 
 
 async def test_a_reader_that_does_not_read_does_not_hold_the_end(
