@@ -69,9 +69,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _foreground(args: argparse.Namespace) -> int:
-    from supervisor.cli.run import run
+    """`allocctl run`, as it would be typed."""
+    from supervisor.cli import run as verb
 
-    return run(argparse.Namespace(**{**vars(args), "jobid": args.job, "local": False, "dry_run": False}))
+    verbs = argparse.ArgumentParser().add_subparsers()
+    verb.add(verbs)
+    words = [f"--jobid={args.job}"]
+    words += [f"--dir={args.dir}"] if args.dir else []
+    words += [option for option, given in (("--json", args.json), ("--quiet", args.quiet)) if given]
+    return verb.run(verbs.choices["run"].parse_args([*words, "--", args.plan]))
 
 
 def _detached(args: argparse.Namespace, started: Started) -> int:

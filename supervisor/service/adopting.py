@@ -100,9 +100,8 @@ async def start(request: AdoptRequest, key: str, directory: str | None = None) -
             await in_thread(_spawn, request, key, place, limit, limit=3 * FILES_LIMIT)
         return await _opened(place)
     except NotSpawned as error:
-        raise Refusal(
-            503, "unavailable", f"the engine could not be started: {error}; `adopt --foreground` runs it here"
-        ) from error
+        text = f"the engine could not be started: {error}; `adopt --foreground` runs it here"
+        raise Refusal(503, "unavailable", text) from error
     except OSError as error:
         raise Refusal(507, "storage", f"{error.filename or place}: {error.strerror or error}") from error
 
