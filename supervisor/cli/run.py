@@ -53,10 +53,13 @@ def run(args: argparse.Namespace) -> int:
     from supervisor.core.fields import PlanErrors
     from supervisor.engine.prepare import Unfit
     from supervisor.runs.plans import read_plan
-    from supervisor.runs.start import Claimed
+    from supervisor.runs.start import VARIABLE, Claimed, claim
 
+    start = os.environ.pop(VARIABLE, "")  # not the ranks' business
     try:
-        return _run(args, *read_plan(args.plan))
+        if start:
+            claim(start)
+        return _run(args, *read_plan(args.plan), start)
     except (PlanErrors, Unfit, Claimed) as error:
         return refuse(args, error, codes.CONFIG)
     except OSError as error:  # nothing has been started: the engine itself tells of what breaks later
@@ -65,14 +68,12 @@ def run(args: argparse.Namespace) -> int:
         gc.enable()
 
 
-def _run(args: argparse.Namespace, plan: Plan, plan_text: str) -> int:
+def _run(args: argparse.Namespace, plan: Plan, plan_text: str, start: str) -> int:
     from supervisor.cli.places import elsewhere, here, in_slurm
     from supervisor.engine import prepare
-    from supervisor.runs.start import VARIABLE, announce, claim
+    from supervisor.runs.start import announce
 
-    started, unit = os.environ.pop(VARIABLE, ""), os.environ.pop("ALLOCD_UNIT", "")  # not the ranks' business
-    if started:
-        claim(started)
+    unit = os.environ.pop("ALLOCD_UNIT", "")
     base = args.dir or os.environ.get("ALLOCD_RUNS") or plan.base
     if args.jobid:
         place = elsewhere(plan, args.jobid)
@@ -84,8 +85,8 @@ def _run(args: argparse.Namespace, plan: Plan, plan_text: str) -> int:
         attempt = f"{place.attempt}.s1" if place.adopted else place.attempt
         return _dry_run(prepare.layout_for(plan, base, attempt, place.jobid, place.nodes), place.launcher, args.json)
     prepared = prepare.prepare(*(plan, plan_text, base, place.attempt, place.jobid, place.nodes), further=place.adopted)
-    if started:
-        announce(started, prepared.layout.run_dir)
+    if start:
+        announce(start, prepared.layout.run_dir)
     try:
         return _drive(args, prepared, place, plan_text, unit)
     finally:

@@ -139,12 +139,14 @@ async def _opened(place: str) -> Started:
     """Wait for the run. Raises Refusal with the engine's own words when there will be none."""
     deadline = time.monotonic() + START_LIMIT
     while (progress := await in_thread(starts.progress, place, limit=FILES_LIMIT)) != "run":
-        if progress == "failed":
+        late = time.monotonic() > deadline
+        if progress == "failed" or late:
             words = await in_thread(starts.last_words, place, limit=FILES_LIMIT)
+        if progress == "failed":
             raise Refusal(422, "unfit", words or "the engine ended before it had opened its run", exit=codes.CONFIG)
-        if time.monotonic() > deadline:
-            log = os.path.join(place, starts.LOG)
-            raise Refusal(503, "unavailable", f"the engine has not opened its run within {START_LIMIT:g} s: see {log}")
+        if late:
+            said = f"it said: {words}" if words else f"see {os.path.join(place, starts.LOG)}"
+            raise Refusal(503, "unavailable", f"the engine has not opened its run within {START_LIMIT:g} s: {said}")
         await asyncio.sleep(LOOK_PAUSE)
     return await in_thread(_started, place, limit=FILES_LIMIT)
 
