@@ -29,6 +29,10 @@ CHANGING: Final = "found a file that is being written; expected it to stay as it
 TOO_DEEP: Final = "found lists or objects nested too deeply; expected less than a thousand levels"
 DIGITS_CAP: Final = 4000
 """Digits of a whole number; Python refuses to read more than 4,300."""
+SHORT: Final = 6
+"""Characters of a number that is kept once, however often it is there: a short one is many times in a large list, and
+an object for each would take six times the memory of its text."""
+_KEPT_CAP: Final = 1 << 17  # numbers
 PROBLEMS_CAP: Final = 20
 """Problems of one file that are told."""
 _BLOCK: Final = 1 << 20  # bytes
@@ -129,6 +133,8 @@ class Judging:
         module, _, function = name.partition(":")
         self._judge: Callable[[Any, dict[str, Any]], Judged] = getattr(import_module(module), function)
         self._flaws: list[str] = []
+        self._reals: dict[str, float] = {}
+        self._wholes: dict[str, int] = {}
         self._decoder = json.JSONDecoder(
             object_pairs_hook=self._object,
             parse_constant=self._constant,
@@ -169,11 +175,22 @@ class Judging:
         return 0.0
 
     def _real(self, text: str) -> float:
-        value = float(text)
+        value = self._reals.get(text)
+        if value is None:
+            value = float(text)
+            if len(text) <= SHORT and len(self._reals) < _KEPT_CAP:
+                self._reals[text] = value
         return value if math.isfinite(value) else self._constant(show(text))
 
     def _whole(self, text: str) -> int:
-        return int(text) if len(text) <= DIGITS_CAP else int(self._constant(f"a number of {len(text)} digits"))
+        value = self._wholes.get(text)
+        if value is None:
+            if len(text) > DIGITS_CAP:
+                return int(self._constant(f"a number of {len(text)} digits"))
+            value = int(text)
+            if len(text) <= SHORT and len(self._wholes) < _KEPT_CAP:
+                self._wholes[text] = value
+        return value
 
 
 def shown(value: Any) -> str:

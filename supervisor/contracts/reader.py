@@ -10,9 +10,11 @@ answers one on its standard output:
     {"not_whole": "..."}    {"changing": "..."}    {"errno": 5}
 
 Nobody waits for it to the end: a look waits for a while, says that the file is being read, and the next look waits
-again. Two of them work at a time, whoever asks, so that the memory of many large files is that of two. One that
-overstays is killed; it also ends itself then, should nobody be left to kill it. That, and anything else that it was
-not made for, is a fault of ours: ApartError.
+again. Two of them work at a time, whoever asks, and only one when its file is very large, so that the memory of many
+large files is that of two. One that overstays is killed; it also ends itself then, should nobody be left to kill it.
+
+A process that is killed was most likely the one that took the most when memory was short. So it is tried once more,
+alone. That it is killed again, and anything else that it was not made for, is a fault of ours: ApartError.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from supervisor.contracts.child import Child, Overstayed
 from supervisor.contracts.content import Changing, Content, Judge, NotWhole, examine
 
 LIMIT: Final = 300.0  # seconds for one file
-_AT_A_TIME: Final = threading.BoundedSemaphore(2)
+AT_A_TIME: Final = 2  # processes
+ALONE: Final = 100_000_000  # bytes: a larger file is read by one process while there is no other
 _HOUSE: Final = str(Path(__file__).parents[2])
 _PROGRAM: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]); from supervisor.contracts.reader import main; main(int(sys.argv[2]))"
@@ -72,12 +75,45 @@ class Task:
         return json.dumps(words).encode()
 
 
+class _Seats:
+    """Who may work at the same time."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._taken = 0
+
+    def take(self, count: int) -> bool:
+        """Whether so many were free; they are taken then."""
+        with self._guard:
+            free = self._taken + count <= AT_A_TIME
+            self._taken += count if free else 0
+            return free
+
+    def give_back(self, count: int) -> None:
+        """So many are free again."""
+        with self._guard:
+            self._taken -= count
+
+
+_SEATS: Final = _Seats()
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a process does."""
+
+    task: Task
+    child: Child
+    seats: int
+
+
 class Apart:
     """Has files read in a process, one at a time. `close` may come from another thread, the rest not."""
 
     def __init__(self, limit: float = LIMIT) -> None:
         self._limit = limit
-        self._work: tuple[Task, Child] | None = None
+        self._work: _Work | None = None
+        self._killed: Task | None = None  # what a process was killed at, and is tried once more
         self._guard = threading.Lock()
         self._closed = False
 
@@ -93,11 +129,17 @@ class Apart:
         if status is None:
             raise Busy
         self._end()
+        if status < 0 and not self._closed:
+            again, self._killed = self._killed == task, task
+            if again:
+                raise ApartError(errno.ECHILD, _was_killed(task, -status))
+            raise Busy
+        self._killed = None
         return _content(_answer(status, bytes(child.output), task.path))
 
     def keep(self, paths: Collection[str]) -> None:
         """Read no file on that is none of these."""
-        if self._work is not None and self._work[0].path not in paths:
+        if self._work is not None and self._work.task.path not in paths:
             self._end()
 
     def close(self) -> None:
@@ -109,19 +151,20 @@ class Apart:
     def _child(self, task: Task, descriptor: int) -> Child:
         """The process that does this task: it may be at work since an earlier look."""
         work = self._work
-        if work is not None and work[0].path != task.path:
+        if work is not None and work.task.path != task.path:
             raise Busy
-        if work is not None and work[0] != task:
+        if work is not None and work.task != task:
             self._end()
         with self._guard:
             if self._closed:
                 raise ApartError(errno.ECANCELED, "nobody waits for the file any more")
             if self._work is None:
-                self._work = task, self._begin(task, descriptor)
-            return self._work[1]
+                self._work = self._begin(task, descriptor)
+            return self._work.child
 
-    def _begin(self, task: Task, descriptor: int) -> Child:
-        if not _AT_A_TIME.acquire(blocking=False):
+    def _begin(self, task: Task, descriptor: int) -> _Work:
+        seats = AT_A_TIME if task.size > ALONE or task == self._killed else 1
+        if not _SEATS.take(seats):
             raise Busy
         command = [sys.executable, "-I", "-S", "-c", _PROGRAM, _HOUSE, str(descriptor)]
         request = os.memfd_create("request")
@@ -131,19 +174,30 @@ class Apart:
             child = Child(command, self._limit, stdin=request, pass_fds=(descriptor,))
             _CHILDREN[child] = None
         except OSError:
-            _AT_A_TIME.release()
+            _SEATS.give_back(seats)
             raise
         finally:
             os.close(request)
-        return child
+        return _Work(task, child, seats)
 
     def _end(self) -> None:
         with self._guard:
             work, self._work = self._work, None
         if work is not None:
-            work[1].end()
-            _CHILDREN.pop(work[1], None)
-            _AT_A_TIME.release()
+            work.child.end()
+            _CHILDREN.pop(work.child, None)
+            _SEATS.give_back(work.seats)
+
+
+def _was_killed(task: Task, number: int) -> str:
+    """Twice."""
+    with open("/proc/meminfo") as lines:
+        free = next((int(line.split()[1]) >> 10 for line in lines if line.startswith("MemAvailable:")), 0)
+    return (
+        f"the process that reads {task.path} ({task.size >> 20} MiB) was killed twice by signal {number}: out of "
+        f"memory? Reading takes several times a file's size, and {free} MiB are available here now (a job's own limit "
+        "may be lower: sbatch --mem)"
+    )
 
 
 def _answer(status: int, output: bytes, path: str) -> dict[str, Any]:

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.contracts import content, reading
-from supervisor.contracts.content import Changing, Judge, Judging, NotWhole, looks_cut
+from supervisor.contracts import content, reader, reading
+from supervisor.contracts.child import Child
+from supervisor.contracts.content import Changing, Judge, Judged, Judging, NotWhole, looks_cut
 from supervisor.contracts.reader import Apart, ApartError, Task
 from supervisor.contracts.reading import GRAIN, SOON, Reader, Reading
 from supervisor.contracts.rules import judge_of
@@ -341,6 +342,80 @@ def test_a_process_that_breaks_is_our_fault(tmp_path: Path, apart: list[int]) ->
     (tmp_path / "r.json").write_text("{}")
     with pytest.raises(ApartError, match=r"ended with 1: .*no_such_module"):
         read(tmp_path, Reader(), ("supervisor.contracts.no_such_module:judge", {}))
+
+
+class Killed(Child):
+    """One that is killed, the first so many times."""
+
+    times = 1
+
+    def __init__(self, command: Any, *rest: Any, **more: Any) -> None:
+        Killed.times -= 1
+        super().__init__(["sh", "-c", "kill -KILL $$"] if Killed.times >= 0 else command, *rest, **more)
+
+
+def test_a_process_that_is_killed_is_tried_once_more_and_alone(
+    tmp_path: Path, apart: list[int], hanging: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "Child", Killed)
+    monkeypatch.setattr(Killed, "times", 1)
+    one, other = Reader(), Reader()
+    assert "still being read" in read(tmp_path, one).problems[0]
+    assert one.again() == SOON
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "PATIENCE", 0.0)
+        assert "still being read" in read(tmp_path, other, hanging).problems[0]
+    one.forget({"r.json"})
+    assert "still being read" in read(tmp_path, one).problems[0], "the other one is at work"
+    other.close()
+    one.forget({"r.json"})
+    assert read(tmp_path, one).answer == "invalid"
+
+
+def test_a_process_that_is_killed_twice_is_told_with_what_it_needed(
+    tmp_path: Path, apart: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "Child", Killed)
+    monkeypatch.setattr(Killed, "times", 2)
+    (tmp_path / "r.json").write_text('{"n": 1}')
+    one = Reader()
+    assert "still being read" in read(tmp_path, one).problems[0]
+    one.forget({"r.json"})
+    words = r"reads r\.json \(0 MiB\) was killed twice by signal 9: out of memory\? .* [0-9]+ MiB are available"
+    with pytest.raises(ApartError, match=words):
+        read(tmp_path, one)
+
+
+def test_a_very_large_file_is_read_alone(
+    tmp_path: Path, apart: list[int], hanging: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "ALONE", 0)
+    one, other = Reader(), Reader()
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "PATIENCE", 0.0)
+        assert "still being read" in read(tmp_path, one, hanging).problems[0]
+    assert "still being read" in read(tmp_path, other).problems[0]
+    one.close()
+    other.forget({"r.json"})
+    assert read(tmp_path, other).answer == "invalid"
+
+
+def test_short_numbers_are_kept_once() -> None:
+    """Else a list of them takes six times the memory of its text."""
+    judging = content.Judging(("supervisor.contracts.rules:document", {"fields": {}}))
+    lists: list[Any] = []
+
+    def keep(document: Any, _: object) -> Judged:
+        lists.append(document)
+        return Judged()
+
+    judging._judge = keep
+    judging.say(b"[1.5, 1.5, 12345, 12345, 1.5e400]")
+    judging.say(b"[1.5, 1.5, 12345, 12345, -1]")
+    (found,) = lists
+    assert found == [1.5, 1.5, 12345, 12345, -1]
+    assert found[0] is found[1]
+    assert found[2] is found[3]
 
 
 @pytest.fixture
