@@ -41,7 +41,10 @@ def ends_at_logout() -> str | None:
     """Why what is started here ends when the user logs out, and how to change that; None where it lives on."""
     if not os.path.isdir(BOOTED):
         return None
-    user = pwd.getpwuid(os.getuid()).pw_name
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a directory service that is away
+        user = str(os.getuid())
     if os.path.exists(os.path.join(LINGER, user)):
         return None
     return (

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import Cluster
+from tests.slurm.jobs import Jobs
 from tests.systemd import manager
 from tests.systemd.manager import Manager
 
@@ -39,3 +41,12 @@ def systemd() -> Iterator[Manager]:
     """A user manager of its own for a test."""
     with Manager() as running:
         yield running
+
+
+@pytest.fixture
+def jobs(cluster: Cluster, tmp_path: Path) -> Iterator[Jobs]:
+    """Jobs of one test on the real cluster, which is whole again afterwards."""
+    mine = Jobs(cluster, tmp_path)
+    yield mine
+    mine.close()
+    cluster.heal()

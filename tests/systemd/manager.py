@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 import os
+import pwd
 import secrets
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -38,10 +38,9 @@ def missing() -> str | None:
 
 
 class Manager:
-    """A user manager. `uid`: 0 for root's own, else one without privileges. `environ`: more for it and for what talks
-    to it."""
+    """A user manager. `uid`: 0 for root's own, else one without privileges. `linger`: whether it outlives sessions."""
 
-    def __init__(self, uid: int = 0, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, uid: int = 0, *, linger: bool = True) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="systemd-", dir="/tmp"))  # a socket's path holds 107 bytes
         self.log = self.directory / "log"
         self.home = self.directory / "home"
@@ -57,13 +56,12 @@ class Manager:
             "XDG_STATE_HOME": str(self.home / ".local/state"),
             "DBUS_SESSION_BUS_ADDRESS": f"unix:path={self.runtime}/bus",
             "SYSTEMD_IGNORE_CHROOT": "1",  # systemctl compares our root with that of process 1: it may be another one
-            **(environ or {}),
         }
         self.units = self.home / ".config/systemd/user"
         name = f"allocd-test-{os.getpid()}-{secrets.token_hex(4)}"
         systemd = next(filter(os.path.exists, SYSTEMD))
         words = ["unshare", "--mount", "--propagation", "private", "sh", str(SCRIPT)]
-        words += [str(self.directory), name, str(uid), systemd]
+        words += [str(self.directory), name, str(uid), systemd, *([_user(uid)] if linger else [])]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 words, env=self.environ, cwd="/", stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
@@ -109,6 +107,10 @@ class Manager:
             words, env={**self.environ, **environ}, capture_output=True, text=True, timeout=3 * LIMIT, check=False
         )
 
+    def run_inside(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command in a unit of its own, which sees what the manager sees."""
+        return self.run("systemd-run", "--user", "--quiet", "--pipe", "--wait", "--collect", *words)
+
     def show(self, unit: str, key: str) -> str:
         """A unit's property."""
         return self.ask("show", "--value", "--property", key, unit).strip()
@@ -140,3 +142,10 @@ class Manager:
     def tail(self) -> str:
         """The end of what the manager, and its units where they log to the console, have printed."""
         return self.log.read_text(errors="replace")[-4000:]
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,10 +1,12 @@
 #!/bin/sh
-# A user manager of systemd with nothing of this machine in its hands: manager.sh DIRECTORY NAME UID SYSTEMD
+# A user manager of systemd with nothing of this machine in its hands: manager.sh DIRECTORY NAME UID SYSTEMD [LINGERING]
 #
 # To be run by root in a mount namespace of its own. The manager gets a control group of its own, and a namespace of
 # control groups whose root that is. (Without, one that starts in the machine's root group takes every process there
 # for its own and moves it.) UID 0 is the manager of root. Any other is one without privileges: a user namespace maps
 # this user to that number, so that it can read what we can and do nothing that needs a capability.
+#
+# LINGERING: a user for whom lingering is on.
 #
 # Ends when standard input ends: the manager in order, then whatever is left in its control group.
 set -eu
@@ -17,6 +19,9 @@ mkdir "$group"
 mkdir -p /run/systemd
 mount -t tmpfs none /run/systemd
 mkdir /run/systemd/system # that it exists is what tells a program that systemd runs here
+mount -t tmpfs none /var/lib/systemd
+mkdir /var/lib/systemd/linger
+[ "$#" -lt 5 ] || : >"/var/lib/systemd/linger/$5"
 
 if [ "$uid" = 0 ]; then map=; else map="unshare --user --map-user=$uid --map-group=$uid"; fi
 (

@@ -272,3 +272,14 @@ def test_a_daemon_that_was_started_by_hand(service: Service) -> None:
         daemon.wait()
     service.do("install")
     assert service.health()["pid"] == service.pid()
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+@pytest.mark.parametrize("linger", [True, False])
+def test_whether_it_ends_at_logout_is_told(uid: int, linger: bool) -> None:
+    with Manager(uid, linger=linger) as systemd:
+        root = Path(__file__).parents[2]
+        words = (f"--working-directory={root}", sys.executable, "-m", "supervisor.cli.main", "service", "install")
+        done = systemd.run_inside(*words)
+    assert done.returncode == codes.OK, done.stderr
+    assert ("loginctl enable-linger" in done.stdout) is not linger

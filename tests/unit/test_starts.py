@@ -167,6 +167,12 @@ def start(tmp_path: Path, key: str = "k") -> adopting.Started:
     return asyncio.run(adopting.start(request(tmp_path), key, str(tmp_path / "start")))
 
 
+def test_a_user_without_a_name_does_not_linger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spawn, "BOOTED", str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    assert "lingering is off for 2147483641" in (spawn.ends_at_logout() or "")
+
+
 def test_without_lingering_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adopting, "ends_at_logout", lambda: "lingering is off")
     with pytest.raises(Refusal, match=r"lingering is off; or let it run here.*--foreground"):
