@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from supervisor.core.allocation import Allocation
     from supervisor.core.layout import Layout
     from supervisor.core.state import RunState
-    from supervisor.engine.collect import Collection
+    from supervisor.engine.promised import Collection
     from supervisor.scheduler.client import SlurmClient
 
 FACTS: Final = "collected/collected.json"
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(document, indent=1))
     else:
         for item in done.files:
-            print(f"{item['sha256']}  {item['path']}")
+            print(f"{item['sha256'] or '-' * 64}  {item['path']}")
     for text in done.errors:
         complain(text)
     complain(f"{len(done.files)} files, {len(done.errors)} errors; the facts are in {os.path.join(run_dir, FACTS)}")
@@ -122,7 +122,8 @@ def _folded(run_dir: str) -> tuple[RunState, Layout]:
 
 async def _collect(state: RunState, layout: Layout, archive: str | None) -> Collection:
     """Raises StillRunning."""
-    from supervisor.engine.collect import collect, promised_files
+    from supervisor.engine.collect import collect
+    from supervisor.engine.promised import promised_files
     from supervisor.launch.process import use_pidfd_watcher
 
     use_pidfd_watcher()

@@ -96,6 +96,6 @@ def _listed(
         reading, data = reader.text(match)
         entries, flaws = checksums.parse(data)
         told = (*reading.problems, *(f"{called}: {flaw}" for flaw in flaws))
-        facts.append(FileFact(match.path, reading.size, reading.sha256, "checksums", told))
+        facts.append(FileFact(match.path, reading.size, reading.sha256, "checksums", told, reading.mtime_ns))
         problems += told if reading.problems else (*told, *checksums.compare(entries, readings, called))
     return facts, problems if facts else [f"{called}: found nothing; expected a list of checksums"]

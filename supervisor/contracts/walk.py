@@ -34,6 +34,8 @@ DEPTH_CAP: Final = 64
 """Directories below the root that `**` goes down."""
 OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EBADF, errno.EINVAL})
 """Errors that say nothing about the place that was looked at."""
+NO_DIRECTORY: Final = frozenset({errno.ENOTDIR, errno.ELOOP})
+"""Errors that say what stands in a directory's place: a file, or a link that is not followed."""
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _KINDS: Final = {
@@ -66,6 +68,7 @@ class Walk:
     names: int = 0
     top: str = ""  # what messages call the root; its path unless told
     only: frozenset[str] | None = None  # names that alone count in the last component, where the pattern is `*`
+    blind: bool = False  # some place could not be looked at: what was not found there may be there
 
     def below(self, root: Path, run_dir: str, pattern: Pattern) -> Iterator[Match]:
         """The entries below `root` that match, each once, without directories that only happen to fit a wildcard. A
@@ -82,6 +85,7 @@ class Walk:
             raise error
         if error.errno != errno.ENOENT:  # gone since it was listed
             self.problems.append(f"{where or '.'}: {error.strerror}")
+            self.blind = self.blind or error.errno not in NO_DIRECTORY
 
     def _listing(self, directory: int, where: str) -> list[str]:
         try:
@@ -92,6 +96,7 @@ class Walk:
         self.names += len(names)
         if self.names > NAMES_CAP:
             self.problems.append(f"{where or '.'}: found too many names; expected at most {NAMES_CAP} in one look")
+            self.blind = True
             return []
         return sorted(names)
 

@@ -306,11 +306,16 @@ class CheckerFault(Event):
 
 @dataclass(frozen=True)
 class Collected(Event):
-    """Logs and artifacts are collected. `files` hold path, size, sha256; `errors` are sentences."""
+    """Logs and artifacts are collected. `files` hold path, size, sha256 (null and a `remark` where it was not made);
+    `errors` are sentences. `compared`: the contracts whose files were compared with what was judged. `differing`: those
+    of their files that have another size or time of change than then, or are no files any more: contract, path, what
+    was `found` there (see `delivery`), size, sha256 (null: not read), problem."""
 
     number: ClassVar[int] = 53
     files: list[JsonObject] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    compared: list[str] = field(default_factory=list)
+    differing: list[JsonObject] = field(default_factory=list)
 
 
 KINDS: dict[str, type[Event]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core import artifacts, codes
+from supervisor.core import artifacts, codes, delivery
 from supervisor.core import commands as cmd
 from supervisor.core import events as ev
 from supervisor.core.state import Failure
@@ -143,7 +143,28 @@ def checker_fault(turn: Turn, event: ev.CheckerFault) -> None:
 
 
 def collected(turn: Turn, event: ev.Collected) -> None:
-    turn.finish(event)
+    """The evidence is there. A contract counts by what is left of it: a run that deleted or rewrote what made it
+    complete was not completed; nobody knows whether it was when nobody could look."""
+    for contract in turn.state.contracts:
+        if contract.state != "complete":
+            continue
+        changed, unknown = delivery.changes(contract, event)
+        if changed:
+            _changed(turn, contract, f"artifact {contract.contract} changed after it was judged: {changed}")
+        if unknown:
+            text = f"artifact {contract.contract} could not be compared with what was judged: {unknown}"
+            (turn.doubt if contract.required else turn.note)(text)
+    turn.change(collected=event, phase="ended", deadlines={})
+    turn.ask(cmd.Finish())
+
+
+def _changed(turn: Turn, contract: artifacts.ArtifactState, text: str) -> None:
+    decision = turn.state.decision
+    completed = decision is not None and decision.reason == "completed" and not turn.state.failures
+    if contract.required and completed:
+        take_back(turn, turn.failure(None, "artifact", codes.ARTIFACTS, text, origin="allocd"))
+    else:
+        turn.note(text)
 
 
 def late(turn: Turn, closed: str) -> None:

@@ -118,7 +118,8 @@ def _last_word(ended: str | None, told: Sequence[Document]) -> str:
 def statuses(state: RunState) -> Document:
     """Native, artifact, checker and collection status, each by itself: none hides another."""
     native = [failure for failure in state.failures if class_of(failure) == NATIVE]
-    broken = [contract for contract in state.contracts if contract.state in ("invalid", "late")]
+    broken: list[object] = [contract for contract in state.contracts if contract.state in ("invalid", "late")]
+    broken += [failure for failure in state.failures if failure.what == "artifact"]
     unfinished = [contract for contract in state.contracts if not contract.final]
     fault = any(failure.what == "fault" for failure in state.failures)
     errors = state.collected.errors if state.collected else ["nothing was collected"]

@@ -8,7 +8,7 @@ from typing import Final
 from supervisor.core import codes
 from supervisor.core import commands as cmd
 from supervisor.core import events as ev
-from supervisor.core.on_evidence import late, marker_trouble
+from supervisor.core.on_evidence import collected, late, marker_trouble
 from supervisor.core.state import LOOK_LIMIT
 from supervisor.core.turn import Turn
 
@@ -111,7 +111,7 @@ def marker_overdue(turn: Turn, _: str) -> None:
 
 def collect_overdue(turn: Turn, _: str) -> None:
     limit = turn.plan.deadlines.collect
-    turn.finish(ev.Collected(errors=[f"collection did not end within {limit:g} s"]))
+    collected(turn, ev.Collected(errors=[f"collection did not end within {limit:g} s"]))
 
 
 TIMERS: Final[dict[str, Callable[[Turn, str], None]]] = {

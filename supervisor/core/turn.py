@@ -271,7 +271,3 @@ class Turn:
             ),
             "deadline" if deadline else "artifacts_invalid",
         )
-
-    def finish(self, collected: ev.Collected) -> None:
-        self.change(collected=collected, phase="ended", deadlines={})
-        self.ask(cmd.Finish())

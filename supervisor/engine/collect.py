@@ -1,6 +1,7 @@
 """Collecting after the end: what the plan names is copied into the run directory, with checksums.
 
-    the contracts' files   are checksummed where they are, unless a look at them has just done that
+    the contracts' files   are compared with what was judged, first of all; and, last of all, checksummed where they are
+                           if nobody has done that (`promised.py`)
     collect.paths          files that this host sees: copied by a thread
     collect.nodes          files on the nodes' own disks. Most were fetched by the ranks' agents before those left, and
                            a file of facts says so (`agent/fetch.py`). For a rank whose agent is lost, or that has none,
@@ -22,13 +23,10 @@ from collections.abc import Collection as Several
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from supervisor.agent.copying import Gatherer, Limits, checksum, escape, opened_file, search, split
-from supervisor.contracts import places
-from supervisor.core import events as ev
-from supervisor.core.artifacts import instances
+from supervisor.agent.copying import Gatherer, Limits, escape, opened_file, split
 from supervisor.core.layout import COLLECTED, PLAN_COPY, Layout
-from supervisor.core.state import RunState
 from supervisor.core.substitution import substitute
+from supervisor.engine.promised import Collection, Promised, compare, read
 from supervisor.engine.threads import in_thread
 
 NEVER_RAN: Final = "it was never started"
@@ -37,53 +35,6 @@ LAST_READ: Final = 1.0
 """Seconds to read, after the limit, what was fetched until then."""
 FACTS_CAP: Final = 64 << 20
 """Bytes of one node's facts that are read."""
-
-
-@dataclass(frozen=True)
-class Promised:
-    """A contract's file as a look has seen it: `root` and a path below it, size in bytes, time of its last change in
-    nanoseconds, and its checksum if the look has made one."""
-
-    root: str
-    path: str
-    size: int = 0
-    mtime_ns: int | None = None
-    sha256: str | None = None
-
-    @property
-    def where(self) -> str:
-        return os.path.join(self.root, self.path)
-
-    @property
-    def parts(self) -> list[str]:
-        return [escape(name) for name in self.path.split("/")]
-
-
-def promised_files(state: RunState, layout: Layout) -> list[Promised]:
-    """The files of all contracts, as the last looks have seen them."""
-    roots = {place.instance.contract_id: str(place.root) for place in places(instances(layout.plan), layout.values)}
-    return [
-        Promised(roots[item.contract], fact.path, fact.size, fact.mtime_ns, fact.sha256)
-        for item in state.contracts
-        if item.finding is not None
-        for fact in item.finding.files
-    ]
-
-
-@dataclass
-class Collection:
-    """What has been collected so far: facts and sentences, added one by one, so that a caller who cannot wait any
-    longer has what was done until then."""
-
-    files: list[dict[str, Any]] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-
-    def trouble(self, path: str, why: str) -> None:
-        self.errors.append(f"collect: {path}: {why}")
-
-    def event(self) -> ev.Collected:
-        """A copy: a thread that was given up may still be at work."""
-        return ev.Collected(list(self.files), list(self.errors))
 
 
 @dataclass
@@ -146,8 +97,9 @@ async def _in_time(what: str, due: float, done: Collection, function: Any, *args
 
 
 def collect_shared(layout: Layout, promised: Several[Promised], limits: Limits, done: Collection) -> None:
-    """Checksum the contracts' files, and copy what `collect.paths` names. Blocks."""
-    unread = [item for item in dict.fromkeys(promised) if not _unchanged(item, layout.run_dir, done)]
+    """Compare the contracts' files with what was judged, copy what `collect.paths` names, and make the checksums that
+    are missing then. Blocks."""
+    unread = compare(promised, layout.run_dir, done)
     copies: dict[str, dict[str, Any]] = {}
 
     def fact(found: dict[str, Any]) -> None:
@@ -161,11 +113,7 @@ def collect_shared(layout: Layout, promised: Several[Promised], limits: Limits, 
     for pattern in layout.plan.collect.paths:
         if not gatherer.gather(*_meaning(layout, pattern)):
             done.errors.append(f"collect: nothing matches {pattern}")
-    for item in unread:
-        if item.where in copies:
-            done.files.append({**copies[item.where], "path": item.where})
-        else:
-            _read(item, layout.run_dir, limits, done)
+    read(unread, copies, layout.run_dir, limits, done)
 
 
 def _meaning(layout: Layout, pattern: str) -> tuple[str, list[str]]:
@@ -181,37 +129,6 @@ def _trusted(run_dir: str, root: str, parts: list[str]) -> tuple[str, list[str]]
         return root, parts
     inside = root[len(run_dir) :].split("/")
     return run_dir, [*(escape(name) for name in inside if name), *parts]
-
-
-def _unchanged(item: Promised, run_dir: str, done: Collection) -> bool:
-    """Whether the file is as the look saw it that made its checksum: then that is told, and nothing read."""
-    for match in search(*_trusted(run_dir, item.root, item.parts)) if item.sha256 else ():
-        if not match.problem:
-            status = os.stat(match.name, dir_fd=match.directory, follow_symlinks=False)
-            if (status.st_size, status.st_mtime_ns) == (item.size, item.mtime_ns):
-                done.files.append(_fact(item.where, item.size, item.sha256 or ""))
-                return True
-    return False
-
-
-def _read(item: Promised, run_dir: str, limits: Limits, done: Collection) -> None:
-    why = "No such file"
-    for match in search(*_trusted(run_dir, item.root, item.parts)):
-        why = match.problem
-        if not why:
-            try:
-                read = checksum(match.name, limits, match.directory)
-            except OSError as error:
-                why = str(error.strerror or error)
-            else:
-                why = read.remark
-                done.files.append(_fact(item.where, read.size, read.sha256))
-    if why:
-        done.trouble(item.where, why)
-
-
-def _fact(path: str, size: int, sha256: str) -> dict[str, Any]:
-    return {"path": path, "source": path, "size": size, "sha256": sha256}
 
 
 # --- files on the nodes' own disks -------------------------------------------------------------------------------

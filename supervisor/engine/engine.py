@@ -33,10 +33,11 @@ from supervisor.core.run import IllegalEvent, step
 from supervisor.core.state import RunState
 from supervisor.engine import markers
 from supervisor.engine.clock import utc
-from supervisor.engine.collect import collect, promised_files
+from supervisor.engine.collect import collect
 from supervisor.engine.fetch import fetch
 from supervisor.engine.journal import Journal
 from supervisor.engine.looker import Looker, marker_event
+from supervisor.engine.promised import promised_files
 from supervisor.engine.steps import Steps
 from supervisor.engine.threads import in_thread
 from supervisor.engine.time_limit import EndTimeReader, TimeLimit

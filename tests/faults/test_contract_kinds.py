@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,42 @@ def test_a_large_result_does_not_hold_the_engine(local: Local) -> None:
     run = local.run(local.plan(client(script), coordinator=1, artifacts=[{**RESULT, "size_min": 4_000_000}]))
     assert (run.code, states(run)) == (0, {"result": "complete"})
     assert os.path.getsize(run.directory / "r.json") == 4_000_004
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_files_that_are_rewritten_after_they_were_judged(local: Local, required: bool) -> None:
+    """By a worker on its way out, when everything promised was there and the coordinator had ended well."""
+    spoil = "cd $ALLOCD_RUN_DIR; echo [1] >r.json"
+    worker = sh(f"trap '{spoil}; exit 0' TERM; {UP}; sleep 1000 & wait")
+    roles = {**client("echo [] > r.json"), "worker": role(0, worker)}
+    run = local.run(local.plan(roles, coordinator=1, artifacts=[{**RESULT, "required": required}]))
+    assert states(run) == {"result": "complete"}
+    old, new = (hashlib.sha256(text).hexdigest() for text in (b"[]\n", b"[1]\n"))
+    text = (
+        "artifact result changed after it was judged: r.json: found 4 bytes with sha256 "
+        f"{new}, written since; expected 3 bytes with sha256 {old}"
+    )
+    if required:
+        assert run.code == 65
+        assert run.receipt()["verdict"]["reason"] == "artifacts"
+        assert run.receipt()["verdict"]["summary"] == text
+        assert run.receipt()["status"]["artifacts"] == "failed"
+    else:
+        assert run.code == 0
+        assert text in run.receipt()["notes"]
+    again = local.allocctl("verify", "--replay", str(run.directory / "receipt.run.json"))
+    assert again.returncode == run.code, again
+
+
+def test_a_program_that_removes_what_it_judges(local: Local) -> None:
+    checker = ["sh", "-c", "rm r.json"]
+    run = local.run(local.plan(client("echo [] > r.json"), coordinator=1, artifacts=[{**RESULT, "checker": checker}]))
+    assert (run.code, states(run)) == (65, {"result": "complete"})
+    assert "r.json: found nothing; expected 3 bytes with sha256 " in run.receipt()["verdict"]["summary"]
+
+
+def test_a_worker_that_writes_the_same_bytes_once_more(local: Local) -> None:
+    worker = sh(f"trap 'cd $ALLOCD_RUN_DIR; echo [] >r.tmp; mv r.tmp r.json; exit 0' TERM; {UP}; sleep 1000 & wait")
+    roles = {**client("echo [] > r.json"), "worker": role(0, worker)}
+    run = local.run(local.plan(roles, coordinator=1, artifacts=[RESULT]))
+    assert run.code == 0

@@ -81,7 +81,7 @@ def decisions_are_final(world: World, turn: Turn) -> None:
         return
     assert (new.reason, new.seq, new.at) == (old.reason, old.seq, old.at)
     added = turn.after.failures[len(turn.before.failures) :]
-    assert all(old.reason == "completed" and failure.what == "marker" for failure in added)
+    assert all(old.reason == "completed" and failure.what in ("marker", "artifact") for failure in added)
     assert (new.exit != old.exit) <= bool(added)
 
 
@@ -277,6 +277,9 @@ def success_is_proven(world: World) -> None:
     assert world.file == 0 and state.marker.status == "published"
     required = {item.contract_id for item in instances(world.plan) if item.artifact.required}
     assert all(c.state == "complete" for c in state.contracts if c.contract in required)
+    collected = state.collected
+    assert collected is not None and world.changed not in required
+    assert required <= {*collected.compared}
     if world.plan.finish == "coordinator":
         coordinator = state.coordinator
         assert coordinator is not None and coordinator.end is not None and coordinator.end.native == 0

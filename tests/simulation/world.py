@@ -52,6 +52,7 @@ class World(Steps):
         self.publish: cmd.PublishMarker | None = None
         self.disk: dict[str, str] = {}
         self.never: set[str] = set()
+        self.changed: str | None = None  # the contract whose file was deleted after it was complete
         self.told: dict[str, str] = {}
         self.looks: list[int] = []
         self.collecting = False
@@ -145,7 +146,13 @@ class World(Steps):
 
     def _collected(self, pick: Pick) -> None:
         self.collecting = False
-        self.take(ev.Collected([], self._often(pick, [], ["no such file"])))
+        errors: list[str] = self._often(pick, [], ["no such file"])
+        names = list(self.disk)
+        compared = self._often(pick, names, names[1:])
+        self.changed = self._often(pick, None, names[0] if names else None)
+        gone = {"path": self.changed, "found": "nothing", "size": 0, "sha256": None, "problem": ""}
+        differing = [{"contract": self.changed, **gone}] if self.changed else []
+        self.take(ev.Collected([], errors, compared, differing))
 
     # --- artifacts -----------------------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ import pytest
 from supervisor.agent.copying import Limits
 from supervisor.core.layout import Layout
 from supervisor.core.plan import parse_plan
-from supervisor.engine.collect import Collection, Promised, collect, collect_shared
+from supervisor.engine.collect import collect, collect_shared
+from supervisor.engine.promised import Collection, Promised
 
 LIMIT = 60.0  # seconds
 
@@ -92,7 +93,7 @@ def test_copies_are_whole_and_their_facts_are_right(run_dir: Path) -> None:
 
 def test_contract_files_are_checksummed_where_they_are(run_dir: Path) -> None:
     path = write(run_dir / "result.json")
-    done = Collected(run_dir, promised=[Promised(str(run_dir), "result.json")] * 2)
+    done = Collected(run_dir, promised=[Promised("result", str(run_dir), "result.json")] * 2)
     assert done.files == [facts(path)]
     assert not (run_dir / "collected").exists()
 
@@ -101,7 +102,7 @@ def test_a_checksum_that_a_look_has_made_is_not_made_again(run_dir: Path) -> Non
     """As long as the file has the size and the time that it had then."""
     path = write(run_dir / "deep/result.json")
     status = path.stat()
-    known = Promised(str(run_dir), "deep/result.json", status.st_size, status.st_mtime_ns, "ab" * 32)
+    known = Promised("result", str(run_dir), "deep/result.json", status.st_size, status.st_mtime_ns, "ab" * 32)
     assert Collected(run_dir, promised=[known]).files == [{**facts(path), "sha256": "ab" * 32}]
     for other in (replace(known, size=6), replace(known, mtime_ns=1), replace(known, sha256=None)):
         assert Collected(run_dir, promised=[other]).files == [facts(path)]
@@ -117,8 +118,8 @@ def test_a_contracts_file_that_is_copied_is_read_once(run_dir: Path, monkeypatch
         return real(path, *args, **more)
 
     monkeypatch.setattr(os, "open", counting)
-    done = Collected(run_dir, "*.json", promised=[Promised(str(run_dir), "result.json")])
-    assert opened.count("result.json") == 1
+    done = Collected(run_dir, "*.json", promised=[Promised("result", str(run_dir), "result.json")])
+    assert opened.count("result.json") == 2  # once to ask how it is, and once to read it
     copied = {**facts(path), "path": str(run_dir / "collected/result.json")}
     assert done.files == [copied, facts(path)]
 
@@ -127,10 +128,11 @@ def test_a_contracts_root_that_became_a_link_is_not_followed(run_dir: Path, tmp_
     path = write(tmp_path / "secret/result.json")
     (run_dir / "out").symlink_to(path.parent)
     status = path.stat()
-    known = Promised(str(run_dir / "out"), "result.json", status.st_size, status.st_mtime_ns, "ab" * 32)
+    known = Promised("result", str(run_dir / "out"), "result.json", status.st_size, status.st_mtime_ns, "ab" * 32)
+    why = f"{run_dir}/out: Not a directory"
     for item in (known, replace(known, sha256=None)):
         done = Collected(run_dir, promised=[item])
-        assert (done.files, done.errors) == ([], [f"collect: {item.where}: a symbolic link, not followed"])
+        assert (done.files, done.errors) == ([], [f"collect: {item.where}: {why}"])
 
 
 @pytest.mark.parametrize("name", ["gone.json", "link.json", "away/key", "fifo"])
@@ -139,10 +141,88 @@ def test_a_contracts_file_that_is_none_any_more(run_dir: Path, tmp_path: Path, n
     (run_dir / "link.json").symlink_to(secret)
     (run_dir / "away").symlink_to(secret.parent)
     os.mkfifo(run_dir / "fifo")
-    done = Collected(run_dir, promised=[Promised(str(run_dir), name)])
-    why = {"gone.json": "No such file", "fifo": "not a regular file"}.get(name, "a symbolic link, not followed")
+    done = Collected(run_dir, promised=[Promised("result", str(run_dir), name)])
+    why = {
+        "gone.json": "found nothing any more",
+        "link.json": "found a symbolic link; expected a file",
+        "away/key": "away: found a symbolic link; expected a directory",
+        "fifo": "found a FIFO; expected a file",
+    }[name]
     assert done.files == []
     assert done.errors == [f"collect: {run_dir}/{name}: {why}"]
+
+
+def judged(run_dir: Path, name: str, content: bytes = b"content") -> Promised:
+    """A file that a look has judged: its facts as they are now."""
+    status = write(run_dir / name, content).stat()
+    digest = hashlib.sha256(content).hexdigest()
+    return Promised("result", str(run_dir), name, status.st_size, status.st_mtime_ns, digest)
+
+
+def test_what_is_as_it_was_judged_is_not_told(run_dir: Path) -> None:
+    """Nor is a file that was written again with the same bytes."""
+    files = [judged(run_dir, f"out/{number}.json") for number in range(3)]
+    os.utime(run_dir / "out/1.json", ns=(1, 1))
+    done = Collected(run_dir, promised=files).done
+    assert (done.compared, done.differing) == (["result"], {})
+
+
+def test_what_is_not_as_it_was_judged(run_dir: Path) -> None:
+    names = ("gone", "other", "link", "longer", "moved/x")
+    files = {name: judged(run_dir, name) for name in names}
+    (run_dir / "gone").unlink()
+    write(run_dir / "other", b"CONTENT")
+    os.utime(run_dir / "other", ns=(1, 1))
+    (run_dir / "link").unlink()
+    (run_dir / "link").symlink_to("other")
+    write(run_dir / "longer", b"contents")
+    (run_dir / "moved").rename(run_dir / "away")
+    (run_dir / "moved").symlink_to("away")
+    done = Collected(run_dir, promised=list(files.values())).done
+    found = {item["path"]: (item["found"], item["sha256"]) for item in done.event().differing}
+    other, longer = (hashlib.sha256(content).hexdigest() for content in (b"CONTENT", b"contents"))
+    assert found == {
+        "gone": ("nothing", None),
+        "other": ("a file", other),
+        "link": ("a symbolic link", None),
+        "longer": ("a file", longer),
+        "moved/x": ("nothing", None),
+    }
+    assert done.compared == ["result"]
+
+
+def test_directories_are_listed_once_however_many_files_are_promised(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [judged(run_dir, f"out/{number}.json") for number in range(200)]
+    files += [replace(judged(run_dir, f"new/{number}.json"), sha256=None) for number in range(200)]
+    listed: list[Any] = []
+    real = os.listdir
+
+    def counting(path: Any) -> list[str]:
+        listed.append(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", counting)
+    done = Collected(run_dir, promised=files)
+    assert (len(done.files), done.errors) == (400, [])
+    assert len(listed) == 2 * 3  # two levels, twice compared and once read
+
+
+def test_checksums_that_nobody_needs_are_not_made_of_what_is_large(run_dir: Path) -> None:
+    """It comes after what the plan asks for, and says so."""
+    with write(run_dir / "huge.bin").open("r+b") as file:
+        file.truncate(100 << 30)
+    status = (run_dir / "huge.bin").stat()
+    huge = Promised("result", str(run_dir), "huge.bin", status.st_size, status.st_mtime_ns, None)
+    write(run_dir / "a.txt")
+    done = Collected(run_dir, "*.txt", promised=[huge])
+    assert done.errors == []
+    assert [(os.path.basename(item["source"]), bool(item["sha256"])) for item in done.files] == [
+        ("a.txt", True),
+        ("huge.bin", False),
+    ]
+    assert "are read at the end" in done.files[1]["remark"]
 
 
 @pytest.mark.parametrize(
