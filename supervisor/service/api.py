@@ -75,6 +75,7 @@ class Operation(NamedTuple):
     parameters: tuple[Parameter, ...] = ()
     body: Table | None = None
     problems: tuple[str, ...] = ()
+    or_else: tuple[str, ...] = ()  # other media types of the answer
 
 
 class Api:
@@ -355,7 +356,7 @@ OPERATIONS: Final = (
     Operation("GET", f"{_ONE}/events", "eventsOf", "Its events, as they come", _events, EVENTS,
               parameters=requests.EVENTS, problems=("not_found", "gone", "busy")),
     Operation("GET", f"{_ONE}/logs", "logs", "Lines of its logs", _logs, TEXT, parameters=requests.LOGS,
-              problems=("not_found", "busy", "storage")),
+              problems=("not_found", "busy", "storage"), or_else=(JSON_LINES,)),
     Operation("GET", f"{_ONE}/receipt", "receipt", "Its receipt, as it is on the disk", _receipt, "Receipt",
               problems=("not_found", "storage")),
     Operation("GET", "/v1/events", "events", "The events of all allocations, as they come", _events, EVENTS,

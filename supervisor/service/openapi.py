@@ -81,7 +81,8 @@ def _parameter(item: Parameter) -> Schema:
 def _success(operation: Operation) -> Schema:
     if operation.answer not in SCHEMAS:
         schema = _SERVER_SENT if operation.answer == "text/event-stream" else {"type": "string"}
-        return {"description": operation.summary, "content": {operation.answer: {"schema": schema}}}
+        media = (operation.answer, *operation.or_else)
+        return {"description": operation.summary, "content": {each: {"schema": schema} for each in media}}
     described: Schema = {
         "description": operation.summary,
         "content": {"application/json": {"schema": _ref(operation.answer)}},

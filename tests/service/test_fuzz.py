@@ -21,12 +21,16 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def document() -> Iterator[tuple[schemathesis.BaseSchema, list[str]]]:
+def document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[schemathesis.BaseSchema, list[str]]]:
     """The document as schemathesis reads it, and the tracebacks of what broke."""
     faults: list[str] = []
+    tmp = tmp_path_factory.mktemp("run")
     world = World(endless=False)
+    (tmp / "logs").mkdir()
+    (tmp / "logs" / "rank-0.client.out").write_bytes(b"a\nb\n")
+    (tmp / "receipt.run.json").write_bytes(b"{}")
     for number in range(3):
-        world.put(run_id=f"100{number}", ranks=[{"rank": 0}])
+        world.put(state="ended", run_id=f"100{number}", run_dir=str(tmp), ranks=[{"rank": 0}])
     api = Api(world, world.meter, faults.append)
     yield schemathesis.openapi.from_asgi("/openapi.json", api), faults
     asgi._shutdown()  # its thread; it would end with the interpreter, which is later than this project's tests allow
@@ -40,8 +44,12 @@ def test_requests_are_answered_as_the_document_says(document, operation, mode) -
     if mode is GenerationMode.NEGATIVE and not operation.parameters and operation.body is None:
         return  # nothing in it can be wrong
 
+    cases = wanted.as_strategy(mode)
+    if "{name}" in operation.path:  # hardly ever one that there is, by chance
+        cases |= wanted.as_strategy(mode, path_parameters={"name": "a1"})
+
     @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(case=wanted.as_strategy(mode))
+    @given(case=cases)
     def ask(case) -> None:  # type: ignore[no-untyped-def]
         case.call_and_validate()
         assert not faults, faults[0]

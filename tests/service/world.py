@@ -30,7 +30,8 @@ NOW = "2026-01-02T03:04:05.678Z"
 
 
 class World:
-    """Answers. `endless`: events go on after those that are known; `kept`: how many events are remembered."""
+    """Answers. `endless`: events go on after those that are known, and what is submitted does not end at once, so that
+    a stream may have no end; `kept`: how many events are remembered."""
 
     def __init__(self, *, endless: bool = True, kept: int = 100_000) -> None:
         self.meter = Metrics()
@@ -108,7 +109,7 @@ class World:
             if former != request:
                 raise Refusal(409, "conflict", f"the idempotency key {key!r} was used for another request")
             return self._held[name]
-        made = self.put(kind, state="pending", **more)
+        made = self.put(kind, state="pending" if self._endless else "ended", **more)
         if key is not None:
             self._asked[key] = (request, made.key)
         await self.tell(made.key, "accepted")
