@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -99,11 +99,16 @@ def _passed(source: str, plan: Plan) -> dict[str, Any]:
 
 
 def _summary(source: str, plan: Plan) -> str:
+    from supervisor.core.artifacts import instances
+
+    ranks: dict[str, list[int]] = {}
+    for instance in instances(plan):
+        ranks.setdefault(instance.artifact.name, []).extend([] if instance.rank is None else [instance.rank])
     nodes = str(plan.nodes) if isinstance(plan.nodes, int) else f"{len(plan.nodes)}: {', '.join(plan.nodes)}"
     rank = plan.coordinator
     coordinator = "none" if rank is None else f"rank {rank} ({plan.role_of(rank).name})"
     contracts = [
-        f"{artifact.name} ({'per node' if artifact.per_node else 'per run'}, "
+        f"{artifact.name} ({'per node, ' + _ranks(ranks[artifact.name]) if artifact.per_node else 'per run'}, "
         f"{artifact.format if artifact.contract == 'files' else artifact.contract}"
         f"{'' if artifact.required else ', optional'})"
         for artifact in plan.artifacts
@@ -111,10 +116,7 @@ def _summary(source: str, plan: Plan) -> str:
     rows = [
         ("name", plan.name),
         ("nodes", nodes),
-        *(
-            ("role", f"{role.name}: {'rank' if len(role.ranks) == 1 else 'ranks'} {spans(role.ranks)}")
-            for role in plan.roles
-        ),
+        *(("role", f"{role.name}: {_ranks(role.ranks)}") for role in plan.roles),
         ("coordinator", coordinator),
         ("finish", f"when the {plan.finish} {'ends' if plan.finish == 'coordinator' else 'are complete'}"),
         ("contracts", "; ".join(contracts) or "none"),
@@ -137,6 +139,10 @@ def _asked(plan: Plan) -> Iterator[str]:
         ]
         if words:
             yield ", ".join(words)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {spans(tuple(ranks))}"
 
 
 def spans(ranks: tuple[int, ...]) -> str:

@@ -86,7 +86,10 @@ class Artifact:
     ] = "run"
     roles: Annotated[
         tuple[str, ...],
-        Rule(List(NAME, 1, "a list of roles"), 'per = "node": the roles whose nodes; default: all'),
+        Rule(
+            List(NAME, 1, "a list of roles"),
+            'per = "node": the roles whose nodes; default: all (fpm: not the coordinator)',
+        ),
     ] = ()
     required: Annotated[bool, Rule(FLAG, "the run is no success without it")] = True
     checker: Annotated[
@@ -186,6 +189,9 @@ def artifacts_agree(draft: Draft, ranks: Ranks | None) -> Iterator[PlanError]:
             yield PlanError(f"artifacts[{i}].name", f"{name} again", f"another name than artifacts[{seen[name]}]")
         for key, found, expected in (*_keys(artifact), *_contents(artifact), *_places(artifact, ranks)):
             yield PlanError(f"artifacts[{i}].{key}", found, expected)
+        for j, other in enumerate(artifacts[:i]):
+            if _same_files(artifact, other, ranks):
+                yield PlanError(f"artifacts[{i}].path", f"the path of artifacts[{j}]", "self-benchmarks apart")
 
 
 def _keys(artifact: Draft) -> Iterator[Told]:
@@ -240,8 +246,29 @@ def _field(key: str, rule: FieldRule) -> Iterator[Told]:
         yield key, "exists = false beside other rules", "exists = false alone"
     if rule.min is not None and rule.max is not None and rule.min > rule.max:
         yield key, f"min {rule.min} above max {rule.max}", "min at most max"
+    yield from _equal(key, rule)
+    length = rule.length_min is not None or rule.length_max is not None
+    if length and (rule.min is not None or rule.max is not None):
+        yield key, "a length and a number", "min and max, or length_min and length_max: numbers have no length"
     if rule.length_min is not None and rule.length_max is not None and rule.length_min > rule.length_max:
         yield key, f"length_min {rule.length_min} above length_max {rule.length_max}", "length_min at most length_max"
+
+
+def _equal(key: str, rule: FieldRule) -> Iterator[Told]:
+    """A value that the other rules forbid."""
+    value = rule.equals
+    if value is None:
+        return
+    size: float | None = None if isinstance(value, bool | str) else value
+    length = len(value) if isinstance(value, str) else None
+    for word, limit, measure in (
+        ("min", rule.min, size),
+        ("max", rule.max, size),
+        ("length_min", rule.length_min, length),
+        ("length_max", rule.length_max, length),
+    ):
+        if limit is not None and (measure is None or (measure < limit if word.endswith("min") else measure > limit)):
+            yield key, f"equals {show(value)} with {word} {limit:g}", "equals alone"
 
 
 def _places(artifact: Draft, ranks: Ranks | None) -> Iterator[Told]:
@@ -258,6 +285,16 @@ def _places(artifact: Draft, ranks: Ranks | None) -> Iterator[Told]:
     places = (artifact["root"], artifact["path"])
     if nodes > 1 and not fpm and WRONG not in places and not _NODE_WORDS.intersection(words_in("/".join(places))):
         yield "path", f"the same path for {nodes} nodes", "{rank} or {node} in the path or the root"
+
+
+def _same_files(one: Draft, other: Draft, ranks: Ranks | None) -> bool:
+    """Whether two self-benchmarks would write the same files: each counts its data-parallel ranks from 0."""
+    places, roles = [(each["root"], each["path"]) for each in (one, other)], [each["roles"] for each in (one, other)]
+    fpm = one["contract"] == other["contract"] == "fpm"
+    if not fpm or places[0] != places[1] or WRONG in (*places[0], *roles) or ranks is None:
+        return False
+    shared = set(roles[0] or ranks).intersection(roles[1] or ranks)
+    return bool(shared) or not set(RANK_WORDS).intersection(words_in("/".join(places[0])))
 
 
 def of_node(artifact: Draft) -> bool:

@@ -136,7 +136,10 @@ class ArtifactState:
 
 
 def instances(plan: Plan) -> tuple[Instance, ...]:
-    """Every contract of `plan`: in the plan's order, those per node by rank."""
+    """Every contract of `plan`: in the plan's order, those per node by rank.
+
+    Without `roles`, all ranks are nodes; of a self-benchmark all but the coordinator, which measures nothing, unless it
+    is alone."""
     found: list[Instance] = []
     for artifact in plan.artifacts:
         if not artifact.per_node:
@@ -144,6 +147,8 @@ def instances(plan: Plan) -> tuple[Instance, ...]:
             continue
         wanted = [role for role in plan.roles if not artifact.roles or role.name in artifact.roles]
         ranks = sorted(rank for role in wanted for rank in role.ranks)
+        if artifact.contract == "fpm" and not artifact.roles:
+            ranks = [rank for rank in ranks if rank != plan.coordinator] or ranks
         found += (
             Instance(f"{artifact.name}@{rank}", artifact, rank, node, len(ranks)) for node, rank in enumerate(ranks)
         )

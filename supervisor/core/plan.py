@@ -107,7 +107,9 @@ class Deadlines:
     hello: Annotated[float, Rule(number(1, 3600), "from a step's start to its agent's hello")] = 60.0
     run: Annotated[float | None, Rule(LIMIT, "from the run's start to its end")] = None
     artifacts: Annotated[float | None, Rule(LIMIT, "from the run's start until every contract is decided")] = None
-    finalization: Annotated[float, Rule(number(1, 3600), "the finalization window of a node")] = 120.0
+    finalization: Annotated[
+        int, Rule(number(1, 3600, "a whole number of seconds", whole=True), "the finalization window of a node")
+    ] = 120
     collect: Annotated[float, Rule(number(1, 14_400), "collecting files after the end")] = 60.0
     silence: Annotated[float, Rule(number(10, 3600), "an agent that is silent this long is lost")] = 60.0
     journal: Annotated[float, Rule(number(1, 300), "writing the journal; past it the run goes on in memory")] = 5.0

@@ -163,6 +163,17 @@ def test_instances() -> None:
     assert instances(plan()) == ()
 
 
+def test_the_coordinators_rank_is_no_node_of_a_self_benchmark_unless_a_role_says_so() -> None:
+    every = Artifact("b", "b.json", contract="fpm", ranks_per_node=4)
+    assert instances(plan(every)) == tuple(
+        Instance(f"b@{rank}", every, rank, node, 3) for node, rank in enumerate((0, 2, 3))
+    )
+    named = replace(every, roles=("client",))
+    assert instances(plan(named)) == (Instance("b@1", named, 1, 0, 1),)
+    alone = Plan("job", 1, (Role("client", (0,), ("c",)),), coordinator=0, artifacts=(every,))
+    assert instances(alone) == (Instance("b@0", every, 0, 0, 1),)
+
+
 def test_the_initial_state_is_pending() -> None:
     state = initial(Instance("every@2", Artifact("every", "x", per="node"), 2))
     assert state == ArtifactState("every@2", 2, False, "pending", None, None)

@@ -220,7 +220,7 @@ def test_a_good_plan_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[
         "  role         extra: rank 3",
         "  coordinator  rank 0 (client)",
         "  finish       when the coordinator ends",
-        "  contracts    result (per run, json); trace (per node, any, optional)",
+        "  contracts    result (per run, json); trace (per node, ranks 1-2,4, any, optional)",
         "  finalization 120 s for what comes last",
         "  time to end  240 s before Slurm's time limit",
     ]
@@ -229,7 +229,7 @@ def test_a_good_plan_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_self_benchmark_is_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     (path,) = (path for path in PLANS if path.name == "fpm.toml")
     assert run(str(path)) == codes.OK
-    assert "  contracts    benchmark (per node, fpm)\n" in capsys.readouterr().out
+    assert "  contracts    benchmark (per node, ranks 0-1, fpm)\n" in capsys.readouterr().out
 
 
 def test_what_slurm_is_asked_for_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,7 +83,7 @@ name = "result"
 path = "out/*/r_[0-9].json"
 count = 2
 format = "json"
-fields = { "a.b.0" = { equals = 0 }, "n" = { min = 1, max = 2.5, length_min = 0 }, "gone" = { exists = false } }
+fields = { "a.b.0" = { equals = 0 }, "n" = { min = 1, max = 2.5 }, "l" = { length_min = 0 }, "gone" = { exists = false } }
 [[artifacts]]
 name = "log"
 path = "{rank}/**"
@@ -165,7 +165,8 @@ def test_a_full_plan_is_read_whole() -> None:
     result, log = plan.artifacts
     rules = {
         "a.b.0": FieldRule(equals=0),
-        "n": FieldRule(min=1, max=2.5, length_min=0),
+        "n": FieldRule(min=1, max=2.5),
+        "l": FieldRule(length_min=0),
         "gone": FieldRule(exists=False),
     }
     assert result == Artifact("result", "out/*/r_[0-9].json", count=2, format="json", fields=rules)
@@ -417,7 +418,9 @@ MISTAKES: list[tuple[tuple[str | int, ...], Any, str, str, str]] = [
     (("deadlines", "hello"), 0, "deadlines.hello", "0", f"{SECONDS}, 1..3600"),
     (("deadlines", "run"), 0, "deadlines.run", "0", f"{SECONDS}, 1..2592000"),
     (("deadlines", "silence"), 5, "deadlines.silence", "5", f"{SECONDS}, 10..3600"),
-    (("deadlines", "finalization"), 4000, "deadlines.finalization", "4000", f"{SECONDS}, 1..3600"),
+    (("deadlines", "finalization"), 4000, "deadlines.finalization", "4000", "a whole number of seconds, 1..3600"),
+    (("deadlines", "finalization"), 1.5, "deadlines.finalization", "1.5", "a whole number of seconds, 1..3600"),
+    (("deadlines", "finalization"), 120.0, "deadlines.finalization", "120.0", "a whole number of seconds, 1..3600"),
     (("collect", "paths"), "x", "collect.paths", '"x"', "a list of paths"),
     (("collect", "paths"), ["../x"], "collect.paths[0]", '"../x"', f"a path {CLIMBLESS}"),
     (("collect", "paths"), ["{rank}.log"], "collect.paths[0]", "{rank}", f"{KNOWN_WORDS} ({{{{ is a brace)"),
@@ -474,11 +477,18 @@ ARTIFACT_MISTAKES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"contract": "sweep", "path": "r_{concurrency}"}, "concurrencies", "nothing", EXPECTED_SET),
 ]  # fmt: skip
 
+NO_LENGTH = "min and max, or length_min and length_max: numbers have no length"
 FIELD_MISTAKES: list[tuple[Any, str, str, str]] = [
     ({}, "", "no rule", "exists, equals, min, max, length_min or length_max"),
     (0, "", "0", "a table with exists, equals, min, max, length_min or length_max"),
     ({"c": {"min": 1}}, ".c", "an unknown key", "a known key, one of exists, equals, min, max, length_min, length_max"),
     ({"min": 2, "max": 1}, "", "min 2 above max 1", "min at most max"),
+    ({"equals": 5, "min": 6}, "", "equals 5 with min 6", "equals alone"),
+    ({"equals": 5, "max": 4.5}, "", "equals 5 with max 4.5", "equals alone"),
+    ({"equals": True, "min": 0}, "", "equals true with min 0", "equals alone"),
+    ({"equals": "ab", "length_min": 3}, "", 'equals "ab" with length_min 3', "equals alone"),
+    ({"equals": 12, "length_max": 3}, "", "equals 12 with length_max 3", "equals alone"),
+    ({"min": 1, "length_min": 1}, "", "a length and a number", NO_LENGTH),
     ({"exists": False, "min": 1}, "", "exists = false beside other rules", "exists = false alone"),
     ({"min": True}, ".min", "true", "a finite number"),
     ({"equals": [1]}, ".equals", "[1]", "a string, a finite number, true or false"),
@@ -508,6 +518,33 @@ def test_contracts_of_every_kind(extra: dict[str, Any]) -> None:
     data["artifacts"] = [ARTIFACT | extra]
     [artifact] = parse_plan(data, "p.toml").artifacts
     assert artifact.per_node == (artifact.contract == "fpm")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "wrong"),
+    [
+        ({}, {}, True),
+        ({"roles": ["server"]}, {"roles": ["client"]}, True),
+        ({"path": "{role}/b.json", "roles": ["server"]}, {"path": "{role}/b.json"}, True),
+        ({"path": "{role}/b.json", "roles": ["server"]}, {"path": "{role}/b.json", "roles": ["client"]}, False),
+        ({}, {"path": "other.json"}, False),
+    ],
+)
+def test_two_self_benchmarks_write_different_files(first: dict[str, Any], second: dict[str, Any], wrong: bool) -> None:
+    data = small()
+    data["artifacts"] = [ARTIFACT | FPM | first, ARTIFACT | FPM | second | {"name": "second"}]
+    if wrong:
+        told = PlanError("artifacts[1].path", "the path of artifacts[0]", "self-benchmarks apart")
+        assert complaints(data) == [told]
+    else:
+        assert len(parse_plan(data, "p.toml").artifacts) == 2
+
+
+@pytest.mark.parametrize("rule", [{"equals": 5, "min": 5, "max": 5}, {"equals": "ab", "length_min": 2}])
+def test_rules_that_a_value_can_meet(rule: dict[str, Any]) -> None:
+    data = small()
+    data["artifacts"] = [ARTIFACT | {"format": "json", "fields": {"a": rule}}]
+    assert parse_plan(data, "p.toml").artifacts[0].fields == {"a": FieldRule(**rule)}
 
 
 @pytest.mark.parametrize(("rule", "key", "found", "expected"), FIELD_MISTAKES)
