@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -182,6 +183,11 @@ def _install(args: argparse.Namespace, told: Told) -> int:
         told.say("the daemon was started again; engines were left alone")
     told.say(f"allocd waits on {socket_path(os.environ)} and starts when somebody connects")
     told.document.update({"units": where, "changed": changed, "socket": socket_path(os.environ)})
+    if shutil.which("squeue") is None:
+        told.say(
+            "Slurm's commands are not on your PATH, which the daemon was given: put them there (`module load ...`) and "
+            "install once more"
+        )
     _tell_of_logout(told)
     return codes.OK
 
@@ -283,6 +289,9 @@ def _status(args: argparse.Namespace, told: Told) -> int:
         told.say(f"{path}: systemd starts the daemon for the first who connects")
     else:
         health = _health(path, told)
+    for owner in owners(os.environ):
+        if owner.alive is None:
+            told.say(f"another daemon of yours is on {owner.host}, since {owner.since}: ask that one there")
     if by_hand is not None:
         told.say(f"a daemon without a unit: process {by_hand.pid}, since {by_hand.since}")
     told.document.update({"units": shown or None, "socket": path, "waits": waits, "health": health})
@@ -296,7 +305,8 @@ def _how(show: Mapping[str, str]) -> str:
     words = [f"{show.get('ActiveState')} ({show.get('SubState')})"]
     words += [text for text in (show.get("UnitFileState"),) if text not in (None, "", "indirect")]
     words += [f"process {show['MainPID']}"] if show.get("MainPID", "0") != "0" else []
-    words += [f"result {show['Result']}"] if show.get("Result", "success") != "success" else []
+    if show.get("Result", "success") != "success":
+        words.append(f"result {show['Result']}: `journalctl --user -u allocd` tells why")
     words += [f"restarted {show['NRestarts']} times"] if show.get("NRestarts", "0") != "0" else []
     words += [f'"{show["StatusText"]}"'] if show.get("StatusText") else []
     return ", ".join(words)

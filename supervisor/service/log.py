@@ -4,8 +4,9 @@
     console    2026-01-02T03:04:05.678Z warning trouble key=a1b2c3d4 ...
     json       {"event": "trouble", "key": "a1b2c3d4", "level": "warning", "timestamp": "2026-01-02T03:04:05.678Z"}
 
-Which one fits is found out: the journal is told by $JOURNAL_STREAM, which names the very file that stderr is. No plan,
-no environment and no word of a request's body is logged.
+Which one fits is found out: the journal is told by $JOURNAL_STREAM, which names the very file that stderr is. What
+libraries log by the standard module (asyncio's complaints, uvicorn's) goes the same way. No plan, no environment and no
+word of a request's body is logged.
 """
 
 from __future__ import annotations
@@ -43,6 +44,19 @@ def make_log(settings: Settings, stream: TextIO, environ: Mapping[str, str]) -> 
         cache_logger_on_first_use=True,
     )
     return made
+
+
+class Libraries(logging.Handler):
+    """What libraries log, as lines of ours: for the root of the standard module's loggers."""
+
+    def __init__(self, log: structlog.typing.FilteringBoundLogger) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A record; its traceback too."""
+        level = "warning" if record.levelno < logging.ERROR else "error"
+        getattr(self._log, level)("library", name=record.name, text=record.getMessage(), exc_info=record.exc_info)
 
 
 def _is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:

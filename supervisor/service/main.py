@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import faulthandler
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -58,10 +59,11 @@ def _run(settings: Settings, read: Callable[[], Settings]) -> int:
     from supervisor.launch.process import use_pidfd_watcher
     from supervisor.service import place, sockets
     from supervisor.service.daemon import Daemon
-    from supervisor.service.log import make_log
+    from supervisor.service.log import Libraries, make_log
 
     faulthandler.enable()  # systemd's watchdog ends a loop that hangs by SIGABRT: where it hung is told
     log = make_log(settings, sys.stderr, os.environ)
+    logging.getLogger().addHandler(Libraries(log))
 
     async def run() -> int:
         use_pidfd_watcher()

@@ -40,7 +40,11 @@ while kill -0 "$manager" 2>/dev/null && [ "$rounds" -lt 100 ]; do
     sleep 0.1
     rounds=$((rounds + 1))
 done
-echo 1 >"$group/cgroup.kill"
+if [ -e "$group/cgroup.kill" ]; then
+    echo 1 >"$group/cgroup.kill"
+else # before Linux 5.14
+    find "$group" -name cgroup.procs -exec cat {} + | xargs --no-run-if-empty kill -KILL || :
+fi
 wait "$manager" || :
 rounds=0
 until find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || [ "$rounds" -ge 50 ]; do

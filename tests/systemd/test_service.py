@@ -116,6 +116,9 @@ def test_a_user_without_privileges_installs_it_and_the_first_who_connects_starts
     odd = {"PATH": f'{os.environ["PATH"]}:/odd %h/$HOME/"x"\\', "SLURM_CONF": "/etc/slurm/ours %n.conf"}
     assert "wrote" in service.do("install", environ=odd)
     assert "wrote" not in service.do("install", environ=odd)  # once is enough
+    units = [str(systemd.units / unit) for unit in (SERVICE, SOCKET)]
+    verified = systemd.run("systemd-analyze", "--user", "verify", *units)
+    assert (verified.returncode, verified.stderr) == (0, "")
     assert systemd.show(SERVICE, "ActiveState") == "inactive"
     assert "starts the daemon for the first who connects" in service.do("status")
     assert systemd.show(SERVICE, "ActiveState") == "inactive"  # a look starts nothing
@@ -221,7 +224,8 @@ def test_what_is_not_fit_is_not_tried_for_ever(service: Service) -> None:
     systemd.wait_for(SOCKET, "ActiveState", "failed")
     assert systemd.show(SERVICE, "ExecMainStatus") == str(codes.CONFIG)
     assert systemd.show(SERVICE, "NRestarts") == "0"
-    assert "failed" in service.do("status", code=codes.UNREACHABLE)
+    told = service.do("status", code=codes.UNREACHABLE)
+    assert "journalctl --user -u allocd" in told and "result service-start-limit-hit" in told
     settings.write_text("limit = 5\n")
     service.do("install")
     assert service.health()["limit"] == 5

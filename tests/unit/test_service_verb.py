@@ -103,3 +103,15 @@ def test_somebody_elses_file_stays(home: Path, capsys: pytest.CaptureFixture[str
     assert str(path) in capsys.readouterr().err and path.exists()
     assert main(["service", "uninstall", "--force"]) == codes.OK
     assert [item.name for item in path.parent.iterdir()] == ["allocd.service.before-1"]
+
+
+def test_a_daemon_on_another_host_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    owner = home / "state/allocd/hosts/login7/owner.json"
+    owner.parent.mkdir(parents=True)
+    owner.write_text(
+        json.dumps({"host": "login7", "boot": "b", "pid": 1, "started": 1, "since": "2026-01-02T03:04:05Z"})
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(home / "state"))
+        assert main(["service", "status"]) == codes.UNREACHABLE
+    assert "another daemon of yours is on login7, since 2026-01-02T03:04:05Z" in capsys.readouterr().out
