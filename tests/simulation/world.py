@@ -149,7 +149,7 @@ class World(Steps):
         errors: list[str] = self._often(pick, [], ["no such file"])
         names = list(self.disk)
         compared = self._often(pick, names, names[1:])
-        self.changed = self._often(pick, None, names[0] if names else None)
+        self.changed = None if self.kind else pick((None, *names))
         gone = {"path": self.changed, "found": "nothing", "size": 0, "sha256": None, "problem": ""}
         differing = [{"contract": self.changed, **gone}] if self.changed else []
         self.take(ev.Collected([], errors, compared, differing))

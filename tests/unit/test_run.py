@@ -19,8 +19,9 @@ from supervisor.core.state import RankState, RunState
 from supervisor.core.verdict import Verdict, evidence_of, judge_run
 
 TERM, KILL, USR1 = 15, 9, 10
-SILENCE, RECHECK, FINALIZATION, GRACE, HELLO = 60.0, 5.0, 40.0, 8.0, 20.0
+SILENCE, RECHECK, FINALIZATION, GRACE, HELLO = 60.0, 5.0, 40, 8.0, 20.0
 RESULT = {"name": "result", "path": "result.json"}
+NOTHING = ev.Collected()
 
 
 class Run:
@@ -105,8 +106,8 @@ class Run:
         self.end(0, 0)
         return self.read_marker()
 
-    def wind_up(self) -> None:
-        """Everybody does as told, until the run is over."""
+    def wind_up(self, collected: ev.Collected | None = NOTHING) -> None:
+        """Everybody does as told, until the run is over. `collected`: None when that does not come to its end."""
         if self.state.marker.status == "publishing":
             self.take(ev.MarkerPublished(self.exit, "written"))
         for rank in self.state.ranks:
@@ -124,7 +125,10 @@ class Run:
             if self.rank(number).phase == "sweeping":
                 self.take(ev.Swept(number, 0, 0))
         assert self.state.phase == "collecting"
-        self.take(ev.Collected())
+        if collected is None:
+            self.fire("collect")
+        else:
+            self.take(collected)
 
     @property
     def exit(self) -> int:
@@ -717,6 +721,40 @@ def test_a_look_that_is_not_answered_ends_too() -> None:
     run.fire("finalization:result")
     run.fire("late:finalization:result")
     assert run.failure() == (None, "late", 65)
+
+
+def judged_and_collected(collected: ev.Collected | None, required: bool = True) -> Run:
+    """A run that was completed with a file of the contract there; None: collecting it overstayed."""
+    run = Run(artifacts=[{**RESULT, "required": required}]).start()
+    file = {"path": "result.json", "size": 7, "sha256": "aa" * 32, "kind": "file", "problems": []}
+    run.take(ev.ArtifactSeen("result", "valid", [], [file]))
+    run.complete()
+    run.wind_up(collected)
+    return run
+
+
+def found(**facts: Any) -> ev.Collected:
+    item = {"contract": "result", "path": "result.json", "found": "a file", "size": 7, "sha256": "bb" * 32}
+    return ev.Collected([], [], ["result"], [{**item, "problem": "", **facts}])
+
+
+@pytest.mark.parametrize("facts", [{}, {"found": "nothing", "sha256": None}])
+def test_a_contract_whose_file_is_another_at_the_end_is_not_kept(facts: dict[str, Any]) -> None:
+    run = judged_and_collected(found(**facts))
+    assert (run.verdict.code, run.verdict.reason) == (65, "artifacts")
+    assert "artifact result changed after it was judged: result.json: found " in run.verdict.summary
+    assert run.state.decision is not None and run.state.decision.exit == 65
+    optional = judged_and_collected(found(**facts), required=False)
+    assert optional.verdict.code == 0
+    assert optional.state.notes[-1] == run.verdict.summary
+
+
+def test_a_contract_whose_files_nobody_could_compare_is_unproven() -> None:
+    for collected in (ev.Collected(), None, found(sha256=None, problem="no time")):
+        run = judged_and_collected(collected)
+        assert (run.verdict.code, run.verdict.outcome) == (75, "unverifiable")
+        assert run.verdict.summary.startswith("artifact result could not be compared with what was judged: ")
+    assert judged_and_collected(ev.Collected([], [], ["result"])).verdict.code == 0
 
 
 def test_the_deadline_of_the_artifacts_is_a_deadline() -> None:
