@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from supervisor.cli import units
+from supervisor.cli.arguments import seconds
 from supervisor.cli.asking import NobodyAnswers, Refused, ask, listener, socket_path
 from supervisor.cli.output import refuse, sentence, tell
 from supervisor.core import codes
@@ -61,7 +62,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         action.add_argument("--force", action="store_true", help="set unit files aside that were written by others")
     stop = actions.add_parser("stop", help="end the daemon; engines go on")
     stop.add_argument("--with-runs", action="store_true", help="end the runs of adopted allocations first, in order")
-    stop.add_argument("--limit", type=float, default=900.0, metavar="S", help="seconds for those runs (default: 900)")
+    stop.add_argument("--limit", type=seconds, default=900.0, metavar="S", help="seconds for those runs (default: 900)")
     status = actions.add_parser("status", help="the units, the socket, and how the daemon is")
     reload = actions.add_parser("reload", help="have the daemon read its settings again")
     for action in (install, uninstall, stop, status, reload):
