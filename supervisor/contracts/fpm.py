@@ -16,7 +16,8 @@ the lowest rank that is there, of any node, and the message names both. Nodes ar
 last looks have seen.
 
 A merged file or a probe that belongs to another run, grid, mode, path or set of ranks is *bound elsewhere*: it does not
-count, and the right one may still replace it. One that is bound here and says otherwise than the ranks is wrong.
+count, whatever else it holds, and the right one may still replace it. One that is bound here and says otherwise than
+the ranks is wrong. So what is wrong in such a file is no answer before a rank tells what it should be bound to.
 
 A probe that the merged file does not announce (older producers) is nothing to wait for: it is noted. What a probe has
 seen is noted too, unless all is well, and judges nothing.
@@ -158,13 +159,15 @@ class _Look:
     complain: bool  # of what is missing
     problems: dict[str, list[str]] = field(default_factory=dict)  # by path
     notes: list[str] = field(default_factory=list)
+    elsewhere: set[str] = field(default_factory=set)  # files that may be another run's: what they hold is no answer
     wrong: bool = False  # something can never be right
     whole: bool = False  # merged file and probe are what they must be
     bound: Mapping[str, Any] | None = None  # what the merged file says, when it is bound here
 
     def answer(self) -> Answer:
         """What it all amounts to."""
-        if self.wrong or any(reading.answer == "invalid" for reading in self.readings.values()):
+        wrong = {path for path, reading in self.readings.items() if reading.answer == "invalid"}
+        if self.wrong or wrong - self.elsewhere:
             return "invalid"
         if len(self.own) < len(self.names.ranks):
             return "pending"
@@ -200,12 +203,19 @@ class _Look:
     def merged(self) -> None:
         """The merged file, against the lowest rank of the node."""
         path = self.names.merged
+        reading = self.readings.get(path)
         self._seen(path, "the merged file of the node's ranks")
-        said = _summary(self.readings.get(path))
-        if not said or not self.own:
+        if not self.own:
+            self.elsewhere.add(path)
             return
-        rank, agree = self.own[min(self.own)], said["agree"]
+        rank = self.own[min(self.own)]
         as_in, size = f", as in {rank.path}", rank.agree["$.dp.size"]
+        said = _summary(reading)
+        if not said:
+            known = ((reading.summary or {}) if reading is not None else {}).get("agree", {})
+            self._foreign(path, [(place, known.get(place), rank.agree[place], as_in) for place in _IDENTITY])
+            return
+        agree = said["agree"]
         where = [(place, agree[place], rank.agree[place], as_in) for place in _IDENTITY]
         if size is not None:
             where.append(("$.dp.global_size", agree["$.dp.global_size"], size, f"{as_in} $.dp.size"))
@@ -231,6 +241,7 @@ class _Look:
         if self.bound is None:
             if reading is not None:
                 self._seen(path)
+                self._foreign_probe(path, reading)
             return
         if self.bound["probe"] is None:
             self.whole = True
@@ -241,6 +252,8 @@ class _Look:
             return
         self._seen(path, f"the probe that {merged} announces")
         said = _summary(reading)
+        if reading is not None and not said:
+            self._foreign_probe(path, reading)
         as_in = f", as in {merged}"
         where = [
             ("$.run_id", said.get("run_id"), self.bound["agree"]["$.run_id"], as_in),
@@ -251,6 +264,19 @@ class _Look:
         if said and not self._differs(path, where, _ELSEWHERE):
             self.whole = True
             self.notes += _resolutions(path, said)
+
+    def _foreign_probe(self, path: str, reading: Reading) -> None:
+        if not self.own:
+            self.elsewhere.add(path)
+            return
+        rank = self.own[min(self.own)]
+        told = (reading.summary or {}).get("run_id")
+        self._foreign(path, [("$.run_id", told, rank.agree["$.run_id"], f", as in {rank.path}")])
+
+    def _foreign(self, path: str, identity: Sequence[tuple[str, Any, Any, str]]) -> None:
+        """A file that is not right, as far as it says what it belongs to."""
+        if self._differs(path, [each for each in identity if each[1] is not None], _ELSEWHERE):
+            self.elsewhere.add(path)
 
     def _seen(self, path: str, what: str = "") -> None:
         """What the file itself says, or that it is missing."""

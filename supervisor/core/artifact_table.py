@@ -88,7 +88,7 @@ class Artifact:
         tuple[str, ...],
         Rule(
             List(NAME, 1, "a list of roles"),
-            'per = "node": the roles whose nodes; default: all (fpm: not the coordinator)',
+            'per = "node": whose nodes; default: all (fpm: all but the coordinator)',
         ),
     ] = ()
     required: Annotated[bool, Rule(FLAG, "the run is no success without it")] = True

@@ -83,7 +83,7 @@ name = "result"
 path = "out/*/r_[0-9].json"
 count = 2
 format = "json"
-fields = { "a.b.0" = { equals = 0 }, "n" = { min = 1, max = 2.5 }, "l" = { length_min = 0 }, "gone" = { exists = false } }
+fields = { "a.b.0" = { equals = 0 }, "n" = { min = 1, max = 2.5 }, "l" = { length_min = 0 }, "no" = { exists = false } }
 [[artifacts]]
 name = "log"
 path = "{rank}/**"
@@ -167,7 +167,7 @@ def test_a_full_plan_is_read_whole() -> None:
         "a.b.0": FieldRule(equals=0),
         "n": FieldRule(min=1, max=2.5),
         "l": FieldRule(length_min=0),
-        "gone": FieldRule(exists=False),
+        "no": FieldRule(exists=False),
     }
     assert result == Artifact("result", "out/*/r_[0-9].json", count=2, format="json", fields=rules)
     assert log == Artifact(
