@@ -31,6 +31,12 @@ DEFAULT_BASE: Final = "benchmark_results.json"
 STATES: Final = {"pending": "pending", "ranks_complete": "finalizing", "valid": "complete", "invalid": "invalid"}
 """What an answer means where nobody waits: the engine would open the window at once."""
 
+OF_KIND: Final = {
+    "fpm": ("ranks", "ranks_per_node", "nodes", "base", "run_id", "grid_digest", "mode", "legacy"),
+    "sweep": ("path", "concurrencies", "successful"),
+}
+"""Options that mean something to one kind of contract only."""
+
 Document = dict[str, Any]
 
 
@@ -58,7 +64,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     benchmark = parser.add_argument_group("self-benchmarks (--contract fpm)")
     benchmark.add_argument("--ranks", help="the data-parallel ranks whose files must be there: 0-3")
     benchmark.add_argument("--ranks-per-node", type=int, metavar="N", help="each node's ranks (default: all)")
-    benchmark.add_argument("--nodes", type=int, default=0, metavar="N", help="nodes of the whole run, where known")
+    benchmark.add_argument("--nodes", type=int, metavar="N", help="nodes of the whole run, where known")
     benchmark.add_argument("--base", help="rank 0's file name (default: by what is there)")
     benchmark.add_argument("--run-id", help="the only run_id that counts")
     benchmark.add_argument("--grid-digest", help="the only grid_digest that counts")
@@ -77,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
     from supervisor.runs.saved import Unreadable
 
     try:
+        _options_fit(args)
         contracts = _of_directory(args) if args.contract or args.plan else _of_run(args.where)
     except (NoSuchRun, Unreadable) as error:
         return refuse(args, f"{error}; or say how to judge a directory: --contract or --plan", codes.UNREACHABLE)
@@ -88,6 +95,17 @@ def run(args: argparse.Namespace) -> int:
     document = {"schema_version": 1, "exit": code, "contracts": contracts}
     print(json.dumps(document, indent=1, ensure_ascii=False) if args.json else "\n".join(_lines(contracts)))
     return code
+
+
+def _options_fit(args: argparse.Namespace) -> None:
+    """Raises _Unclear for an option that nobody would look at."""
+    if args.plan and args.contract:
+        raise _Unclear("give either --contract or --plan")
+    for kind, names in OF_KIND.items():
+        for name in names if args.contract != kind else ():
+            given = getattr(args, name)
+            if given is not None and given is not False:
+                raise _Unclear(f"--{name.replace('_', '-')} is for --contract {kind} only")
 
 
 def exit_code(contracts: Iterable[Document]) -> int:
@@ -132,15 +150,25 @@ def _of_directory(args: argparse.Namespace) -> list[Document]:
     from supervisor.core.substitution import SubstitutionError
 
     directory = os.path.abspath(args.where or ".")
-    if not os.path.isdir(directory):
-        raise _Unclear(f"{directory}: no such directory")
-    if args.plan and args.contract:
-        raise _Unclear("give either --contract or --plan")
     try:
-        places = _planned(args, directory) if args.plan else _named(args, directory)
-        return [document for group in _by_artifact(places) for document in _judge(group)]
+        names = sorted(os.listdir(directory))
+    except OSError as error:
+        raise _Unclear(f"{directory}: {error.strerror}; expected a directory that can be listed") from error
+    try:
+        places = _planned(args, directory) if args.plan else _named(args, directory, names)
+        documents = [document for group in _by_artifact(places) for document in _judge(group)]
     except SubstitutionError as error:
         raise _Unclear(f"{error}: outside of a run nobody knows what that stands for") from error
+    if args.contract == "fpm" and args.ranks_per_node is None:
+        _hint(documents)
+    return documents
+
+
+def _hint(documents: Iterable[Document]) -> None:
+    """Note it where a merged file holds other ranks than those that were taken for one node's."""
+    for document in documents:
+        if any("$.dp.source_ranks: found" in problem for problem in document["problems"]):
+            document["notes"].append("all --ranks were taken for one node's; of several nodes: --ranks-per-node N")
 
 
 def _by_artifact(places: Sequence[Place]) -> list[list[Place]]:
@@ -190,12 +218,12 @@ def _planned(args: argparse.Namespace, directory: str) -> list[Place]:
     return list(_places(plan, directory, instances(plan)))
 
 
-def _named(args: argparse.Namespace, directory: str) -> list[Place]:
+def _named(args: argparse.Namespace, directory: str, names: Sequence[str]) -> list[Place]:
     """The contract that the options describe, by the rules of a plan. Raises PlanErrors, _Unclear."""
     from supervisor.core.artifacts import instances
     from supervisor.core.plan import parse_plan
 
-    first, nodes, table = _benchmark(args, directory) if args.contract == "fpm" else (0, 1, _sweep(args))
+    first, nodes, table = _benchmark(args, directory, names) if args.contract == "fpm" else (0, 1, _sweep(args))
     given = {key: value for key, value in table.items() if value is not None}
     data = {
         "job": {"name": "artifacts", "nodes": nodes},
@@ -204,21 +232,23 @@ def _named(args: argparse.Namespace, directory: str) -> list[Place]:
         "artifacts": [{"name": args.contract, "contract": args.contract, **given}],
     }
     plan = parse_plan(data, "the command line")
-    wanted = [replace(instance, nodes=args.nodes) for instance in instances(plan)[first:]]
+    wanted = [replace(instance, nodes=args.nodes or 0) for instance in instances(plan)[first:]]
     return list(_places(plan, directory, wanted))
 
 
-def _benchmark(args: argparse.Namespace, directory: str) -> tuple[int, int, Document]:
+def _benchmark(args: argparse.Namespace, directory: str, names: Sequence[str]) -> tuple[int, int, Document]:
     """The first node, the number behind the last one, and the contract's table."""
     ranks = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", args.ranks or "")
     if ranks is None:
         raise _Unclear("--contract fpm needs the ranks whose files must be there: --ranks 0-3")
     low, high = int(ranks[1]), int(ranks[2] or ranks[1])
-    local = args.ranks_per_node or high - low + 1
+    local = high - low + 1 if args.ranks_per_node is None else args.ranks_per_node
     if high < low or local < 1 or low % local or (high + 1) % local:
         raise _Unclear(f"--ranks {args.ranks} with {local} ranks on each node: these are not whole nodes' ranks")
+    if args.nodes is not None and args.nodes <= high // local:
+        raise _Unclear(f"--nodes {args.nodes}: --ranks {args.ranks} are those of node {high // local}, counted from 0")
     table = {
-        "path": args.base or _base(directory),
+        "path": args.base or _base(directory, names),
         "ranks_per_node": local,
         "run_id": args.run_id,
         "grid_digest": args.grid_digest,
@@ -235,10 +265,10 @@ def _sweep(args: argparse.Namespace) -> Document:
     return {"path": args.path, "concurrencies": concurrencies, "successful": args.successful}
 
 
-def _base(directory: str) -> str:
+def _base(directory: str, names: Sequence[str]) -> str:
     """Rank 0's file name, by the names that are there. Raises _Unclear when they are several benchmarks'."""
     pattern = re.compile(r"(.+?)(_dp[0-9]+)?(_merged(?:_worker_probe)?)?\.json")
-    found = [match for name in sorted(os.listdir(directory)) if (match := pattern.fullmatch(name))]
+    found = [match for name in names if (match := pattern.fullmatch(name))]
     stems = dict.fromkeys(match[1] for match in found if match[2] or match[3]) or dict.fromkeys(m[1] for m in found)
     if len(stems) > 1:
         raise _Unclear(f"{directory} has files of {', '.join(stems)}: name one with --base NAME.json")

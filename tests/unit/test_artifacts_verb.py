@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,15 @@ def test_the_contracts_of_a_plan(call: Callable[..., Any], tmp_path: Path) -> No
         (("--contract", "fpm", "--ranks", "0-6", "--ranks-per-node", "4"), "not whole nodes' ranks"),
         (("--contract", "fpm", "--ranks", "0-3", "--base", "a*.json"), "without wildcards"),
         (("--contract", "fpm", "--ranks", "0-3", "--base", "../x.json"), "found"),
+        (("--contract", "fpm", "--ranks", "0-3", "--ranks-per-node", "0"), "not whole nodes' ranks"),
+        (("--contract", "fpm", "--ranks", "0-3", "--ranks-per-node", "-2"), "not whole nodes' ranks"),
+        (("--contract", "fpm", "--ranks", "0-3", "--nodes", "-3"), "--nodes -3"),
+        (("--contract", "fpm", "--ranks", "0-3", "--nodes", "0"), "--nodes 0"),
+        (("--contract", "fpm", "--ranks", "0-3", "--ranks-per-node", "2", "--nodes", "1"), "those of node 1"),
+        (("--contract", "fpm", "--ranks", "0-3", "--concurrencies", "1"), "--concurrencies is for --contract sweep"),
+        (("--contract", "sweep", "--ranks-per-node", "2"), "--ranks-per-node is for --contract fpm only"),
+        (("--plan", "nowhere.toml", "--legacy"), "--legacy is for --contract fpm only"),
+        (("--run-id", "x"), "--run-id is for --contract fpm only"),
         (("--contract", "sweep", "--path", "x"), "--concurrencies 1,8,64"),
         (("--contract", "sweep", "--path", "x", "--concurrencies", "1"), "{concurrency} in it"),
         (("--contract", "fpm", "--ranks", "0-3", "--plan", "p.toml"), "either --contract or --plan"),
@@ -203,6 +213,27 @@ def test_what_is_not_clear_is_said(call: Callable[..., Any], tmp_path: Path, wor
     code, out, err = call(tmp_path, *words)
     assert (code, out) == (78, "")
     assert told in err
+
+
+@pytest.mark.parametrize("words", [(), ("--base", "b.json")])
+def test_a_directory_that_cannot_be_listed(
+    call: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    def refuse(path: str) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    code, _, err = call(tmp_path, "--contract", "fpm", "--ranks", "0-3", *words)
+    assert code == 78
+    assert f"{tmp_path}: Permission denied" in err
+
+
+def test_a_merged_file_of_some_ranks_is_a_hint(call: Callable[..., Any], tmp_path: Path) -> None:
+    place = put(tmp_path / "d", TWO_NODES)
+    code, out, _ = call(place, "--contract", "fpm", "--ranks", "0-7")
+    assert code == 10
+    assert "note: all --ranks were taken for one node's; of several nodes: --ranks-per-node N" in out
+    assert "note:" not in call(place, "--contract", "fpm", "--ranks", "0-7", "--ranks-per-node", "4")[1]
 
 
 def test_what_only_a_run_knows_is_refused(call: Callable[..., Any], tmp_path: Path) -> None:
