@@ -114,7 +114,7 @@ def test_a_program_in_a_unit_of_its_own(tmp_path: Path, manager: dict[str, str])
     called = (tmp_path / "called").read_text().splitlines()
     assert unit == "u.service"
     assert called[called.index("--") + 1 :] == ["/bin/allocctl", "run", "--dir=/a $$b"]
-    wanted = ["--user", "--collect", "--unit=u.service", "--working-directory=/w", "--property=KillMode=mixed"]
+    wanted = ["--user", "--collect", "--unit=u.service", "--working-directory=/w", "--property=KillMode=process"]
     wanted += ["--property=TimeoutStopSec=90", "--property=StandardOutput=append:/l", "--setenv=ALLOCD_UNIT=u.service"]
     assert set(wanted) <= set(called)
     assert {"--setenv=SECRET", "--setenv=LINES2", "--setenv=PATH"} <= set(called)
