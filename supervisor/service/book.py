@@ -117,6 +117,7 @@ class Book:
         self._size: dict[str, int] = {}
         self._wake = threading.Condition()
         self._queue: list[_Entry] = []
+        self._waiting: set[asyncio.Future[Line]] = set()
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -161,6 +162,11 @@ class Book:
 
     def _add(self, entry: _Entry) -> asyncio.Future[Line]:
         entry.done.add_done_callback(_heard)
+        if self.failed.done():
+            entry.done.set_exception(OSError(errno.EIO, "nobody writes the books any more"))
+            return entry.done
+        self._waiting.add(entry.done)
+        entry.done.add_done_callback(self._waiting.discard)
         with self._wake:
             self._queue.append(entry)
             self._wake.notify()
@@ -325,6 +331,9 @@ class Book:
     def _fail(self, error: BaseException) -> None:
         if not self.failed.done():
             self.failed.set_exception(error)
+        for future in list(self._waiting):
+            if not future.done():
+                future.set_exception(OSError(errno.EIO, "nobody writes the books any more"))
 
 
 def _heard(future: asyncio.Future[Line]) -> None:

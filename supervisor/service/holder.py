@@ -50,6 +50,7 @@ from supervisor.service.world import Cluster, World
 
 ACCEPT_LIMIT: Final = 60.0  # seconds for the checks of a request
 WRITE_LIMIT: Final = 10.0  # seconds in which what is answered must be on the disk
+POLL_AGAIN: Final = 5.0  # seconds until a poller that broke is tried again
 STOP_LIMIT: Final = 8.0  # seconds that sbatch may take to answer when the service is to end
 
 T = TypeVar("T")
@@ -86,6 +87,7 @@ class Holder:
         self._new: dict[str, Life] = {}  # on their way to the disk
         self._given: dict[str, str] = {}  # idempotency key -> key
         self._accepting: dict[str, asyncio.Task[Any]] = {}  # by idempotency key
+        self._faults = ""
         self._running = 0
         self._admitting = False
         self._group: asyncio.TaskGroup | None = None
@@ -99,6 +101,7 @@ class Holder:
         self._meter.gauge("allocd_watches", "Allocations whose directories are looked at.", "by", self._watches)
         self._world.detected = self._meter.detected
         self._meter.counter("allocd_slurm_calls", "Slurm's commands that were run.", "command", self._world.calls)
+        self._meter.counter("allocd_slurm_errors", "Those that failed.", "command", self._world.errors)
 
     # --- the start ----------------------------------------------------------------------------------------------------
 
@@ -141,6 +144,7 @@ class Holder:
             await asyncio.wait((leaving, self._book.failed), return_when=asyncio.FIRST_COMPLETED)
             if self._leaving.is_set():
                 await self._settle_down()
+            self._leaving.set()  # from here on nothing is begun
             for task in (*helpers, leaving, *self._tasks.values(), *self._accepting.values()):
                 task.cancel()
         self._group = None
@@ -166,8 +170,16 @@ class Holder:
         """Run each cluster's poller."""
         async with asyncio.TaskGroup() as group:
             while True:
-                cluster: Cluster = await self._world.next_cluster()
-                group.create_task(cluster.poller.run())
+                group.create_task(self._keep_polling(await self._world.next_cluster()))
+
+    async def _keep_polling(self, cluster: Cluster) -> None:
+        """A fault in there is told, and ends nothing: whoever waits for a job's end goes on waiting."""
+        while True:
+            try:
+                await cluster.poller.run()
+            except Exception as error:  # noqa: BLE001 - it must not take the service along
+                self._faults = f"Slurm's answers broke what reads them: {type(error).__name__}: {error}"
+            await asyncio.sleep(POLL_AGAIN)
 
     # --- what changes -------------------------------------------------------------------------------------------------
 
@@ -400,7 +412,7 @@ class Holder:
     def health(self) -> Document:
         """See `interface.Answering`."""
         damaged = [f"{life.key}: {life.damage}" for life in self._lives.values() if life.damage]
-        wrong = [*filter(None, [self._book.trouble]), *damaged]
+        wrong = [*filter(None, [self._book.trouble, self._faults]), *damaged]
         return {
             "version": __version__,
             "host": socket.gethostname(),

@@ -1,16 +1,32 @@
-"""The heart of the service: what is accepted, what becomes of it, and what is told. Books are real, Slurm is written
-down (tests/service/held.py)."""
+"""The heart of the service: what is accepted, what becomes of it, what is told; and that a daemon may die at any
+moment. Books are real, Slurm is written down (tests/service/held.py)."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from supervisor.service.book import JOURNAL
-from tests.service.held import Site
+from supervisor.core import events as run_events
+from supervisor.core.submission import RECORD
+from supervisor.scheduler.client import Printed
+from supervisor.service.book import JOURNAL, put
+from supervisor.service.holder import Holder
+from supervisor.service.interface import Allocation, Event, Refusal
+from supervisor.service.life import utc_now
+from supervisor.service.settings import Settings
+from tests.service.held import PLAN, Site
+from tests.unit.test_follow import append, end_run, line, make_run
+
+RUNNING = (0.0, "RUNNING", "0:0")
 
 
 @pytest.fixture
@@ -23,15 +39,23 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(tmp_path)
 
 
-async def told(holder: Holder, last: str = "ended") -> list[Event]:
+async def told(holder: Holder, last: str = "ended", after: int | None = None) -> list[Event]:
     """What was told, to the first event of the kind."""
     found: list[Event] = []
-    events = holder.events(None)
+    events = holder.events(after)
     async with asyncio.timeout(20):
         while not found or found[-1].kind != last:
             found.append(await anext(events))
     await events.aclose()
     return found
+
+
+def code(allocation: Allocation) -> int:
+    assert allocation.verdict is not None
+    return int(allocation.verdict["code"])
+
+
+# --- from the plan to the proven end ----------------------------------------------------------------------------------
 
 
 async def test_a_plan_becomes_a_job_and_its_end_is_proven(site: Site) -> None:
@@ -41,10 +65,366 @@ async def test_a_plan_becomes_a_job_and_its_end_is_proven(site: Site) -> None:
         assert (site.state / "allocations" / held.key / JOURNAL).exists()
         end = await site.until(holder, held.key, "ended")
         assert end.verdict is not None
-        assert (end.jobid, end.verdict["code"], end.verdict["origin"]) == ("101", 7, "slurm")
-        assert end.receipt is not None and json.loads(Path(end.receipt).read_text())["jobid"] == "101"
+        assert (end.jobid, code(end), end.verdict["origin"]) == ("101", 7, "slurm")
+        assert end.receipt == str(site.submissions[0] / "receipt-101.json")
         assert holder.find("101").key == held.key
         kinds = [event.kind for event in await told(holder)]
         assert (kinds[0], kinds[-1]) == ("accepted", "ended")
         assert "submitted" in kinds
     assert not list(site.state.rglob("request.json")), "what it was asked with is not kept"
+    assert b"sesame" not in b"".join(path.read_bytes() for path in site.state.rglob("*") if path.is_file())
+
+
+async def test_a_run_is_told_and_judged(site: Site) -> None:
+    site.slurm.history = [RUNNING]
+    async with site.holder() as holder:
+        held = await holder.submit(site.request(), None)
+        await site.until(holder, held.key, "pending")
+        run = make_run(site.top / "base", "101", run_events.StepSpawned(1, 5, "s"))
+        journal = (run / JOURNAL).read_text()
+        (run / JOURNAL).write_text(journal.replace("1970-01-01T00:16:41Z", utc_now()).replace("/run", str(run)))
+        seen = await site.until(holder, held.key, "running")
+        assert (seen.run_id, seen.ranks[1]["phase"]) == ("101", "spawned")
+        append(run / JOURNAL, line(3, run_events.StepEnded(1, 3, "srun: refused")))
+        site.slurm.becomes("101", "FAILED", "3:0")
+        end = await site.until(holder, held.key, "ended")
+        assert (end.receipt, code(end)) == (str(run / "receipt.json"), 3)
+        assert end.first_failure
+        records = [event.data["text"] for event in await told(holder) if event.kind == "record"]
+        assert any("run 101 opened" in text for text in records)
+
+
+async def test_the_same_request_is_accepted_once(site: Site) -> None:
+    async with site.holder() as holder:
+        first, again = await asyncio.gather(*(holder.submit(site.request(), "mine") for _ in range(2)))
+        assert first.key == again.key
+        with pytest.raises(Refusal) as refused:
+            await holder.submit(site.request(PLAN.replace("bench", "other")), "mine")
+        assert refused.value.status == 409
+        await site.until(holder, first.key, "ended")
+    async with site.holder() as holder:
+        assert (await holder.submit(site.request(), "mine")).key == first.key
+    assert site.slurm.submitted == 1
+
+
+async def test_what_cannot_be_is_refused_at_once(site: Site) -> None:
+    async with site.holder() as holder:
+        with pytest.raises(Refusal) as invalid:
+            await holder.submit(site.request("[job]\nnodes = 0"), None)
+        assert (invalid.value.status, invalid.value.kind) == (422, "invalid")
+        with pytest.raises(Refusal) as unfit:
+            await holder.submit(site.request(options=("--wrap=x",)), None)
+        assert (unfit.value.status, unfit.value.kind) == (422, "unfit")
+        with pytest.raises(Refusal) as unknown:
+            holder.find("a0")
+        assert unknown.value.status == 404
+        assert not holder.allocations()
+
+
+async def test_a_refusal_by_slurm_is_an_end(site: Site) -> None:
+    async def sbatch(_: str) -> Printed:
+        return Printed(1, "", "sbatch: error: invalid partition specified: nowhere")
+
+    site.slurm.sbatch = sbatch
+    async with site.holder() as holder:
+        held = await holder.submit(site.request(), None)
+        end = await site.until(holder, held.key, "ended")
+        assert (code(end), end.jobid) == (78, None)
+        assert "nowhere" in str(end.verdict)
+
+
+async def test_a_controller_that_is_away_is_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.core.keeping.PAUSES", (0.01,))
+    answers = iter(
+        ["sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"] * 2
+    )
+
+    async def sbatch(script: str) -> Printed:
+        said = next(answers, "")
+        return Printed(1, "", said) if said else Printed(0, site.slurm.make(script))
+
+    site.slurm.sbatch = sbatch
+    async with site.holder() as holder:
+        held = await holder.submit(site.request(), None)
+        assert code(await site.until(holder, held.key, "ended")) == 7
+        assert "connect failure" in str([event.data for event in await told(holder)])
+    assert site.slurm.submitted == 1
+
+
+# --- admission --------------------------------------------------------------------------------------------------------
+
+
+async def test_first_come_first_served(site: Site) -> None:
+    site.settings = replace(site.settings, limit=1)
+    site.slurm.history = [RUNNING]
+    async with site.holder() as holder:
+        keys = [(await holder.submit(site.request(), str(number))).key for number in range(4)]
+        await site.until(holder, keys[0], "pending")
+        assert [holder.find(key).position for key in keys] == [None, 1, 2, 3]
+        await holder.stop(keys[1], "cancel")
+        assert (holder.find(keys[1]).state, code(holder.find(keys[1]))) == ("ended", 130)
+        assert [holder.find(key).position for key in keys] == [None, None, 1, 2]
+        site.slurm.jobs["999"] = []
+        followed = await holder.follow("999", None)
+        assert followed.state == "pending", "to be looked at takes no room"
+        await holder.stop(keys[0], "cancel")
+        await site.until(holder, keys[2], "pending")
+        assert holder.find(keys[3]).position == 1
+    assert site.slurm.cancelled == ["101"]
+
+
+async def test_a_greater_limit_lets_more_in(site: Site) -> None:
+    site.settings = replace(site.settings, limit=1)
+    site.slurm.history = [RUNNING]
+    async with site.holder() as holder:
+        keys = [(await holder.submit(site.request(), None)).key for _ in range(20)]
+        holder._world.settings = Settings(limit=2000)
+        holder.reload()
+        for key in keys:
+            await site.until(holder, key, "pending")
+        assert holder.health()["allocations"]["pending"] == 20
+
+
+# --- cancel and stop --------------------------------------------------------------------------------------------------
+
+
+async def test_a_cancel_while_sbatch_runs_settles_both(site: Site) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def sbatch(script: str) -> Printed:
+        asked.set()
+        try:
+            await answer.wait()
+        except asyncio.CancelledError:
+            site.slurm.make(script)  # the controller had it already
+            raise
+        raise AssertionError("nobody lets it answer")
+
+    site.slurm.sbatch, site.slurm.history = sbatch, [RUNNING]
+    async with site.holder() as holder:
+        held = await holder.submit(site.request(), None)
+        await asked.wait()
+        await holder.stop(held.key, "cancel")
+        end = await site.until(holder, held.key, "ended")
+        assert (end.jobid, code(end)) == ("101", 130)
+    assert site.slurm.cancelled == ["101"]
+
+
+async def test_a_cancel_is_tried_until_it_is_taken(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.core.keeping.PAUSES", (0.01,))
+    site.slurm.history, site.slurm.refuses_cancel = [RUNNING], "scancel: error: Unable to contact slurm controller"
+    async with site.holder() as holder:
+        held = await holder.submit(site.request(), None)
+        await site.until(holder, held.key, "pending")
+        await holder.stop(held.key, "cancel")
+        async with asyncio.timeout(10):
+            while len(site.slurm.cancelled) < 3:  # noqa: ASYNC110 - counted by the scripted client
+                await asyncio.sleep(0.005)
+        assert "Unable to contact" in str(holder.find(held.key).trouble)
+        site.slurm.refuses_cancel = ""
+        assert code(await site.until(holder, held.key, "ended")) == 130
+
+
+async def test_only_what_was_submitted_here_is_cancelled(site: Site) -> None:
+    site.slurm.jobs["7"] = site.slurm.jobs[site.slurm.make("x")]
+    async with site.holder() as holder:
+        held = await holder.follow("7", None)
+        with pytest.raises(Refusal) as refused:
+            await holder.stop(held.key, "cancel")
+        assert refused.value.status == 409
+        assert (await holder.follow("7", None)).key == held.key
+        assert code(await site.until(holder, held.key, "ended")) == 7
+        with pytest.raises(Refusal):
+            await holder.stop(held.key, "stop", idempotent=False)
+        assert (await holder.stop(held.key, "stop")).state == "ended"
+    assert not site.slurm.cancelled
+
+
+async def test_a_stop_goes_to_the_engine(site: Site) -> None:
+    site.slurm.history = [RUNNING]
+    async with site.holder() as holder:
+        held = await holder.submit(site.request(), None)
+        await site.until(holder, held.key, "pending")
+        assert (await holder.stop(held.key, "stop")).stopping == "stop"
+        assert not site.slurm.terminated, "there is no engine yet"
+        run = make_run(site.top / "base", "101")
+        await site.until(holder, held.key, "running")
+        await told(holder, "stopping")
+        async with asyncio.timeout(10):
+            while not site.slurm.terminated:  # noqa: ASYNC110 - counted by the scripted client
+                await asyncio.sleep(0.005)
+        end_run(run)
+    assert site.slurm.terminated == ["101"]
+    assert not site.slurm.cancelled
+
+
+# --- storage ----------------------------------------------------------------------------------------------------------
+
+
+class Disk:
+    """A disk that can be full, and counts what is written."""
+
+    def __init__(self) -> None:
+        self.full = False
+
+    def put(self, descriptor: int, data: bytes) -> None:
+        if self.full:
+            os.write(descriptor, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        put(descriptor, data)
+
+
+async def test_a_full_disk_refuses_what_is_new_and_loses_nothing(site: Site) -> None:
+    disk = Disk()
+    site.slurm.history = [RUNNING]
+    async with site.holder(disk.put) as holder:
+        held = await holder.submit(site.request(), None)
+        await site.until(holder, held.key, "pending")
+        disk.full = True
+        with pytest.raises(Refusal) as refused:
+            await holder.submit(site.request(), None)
+        assert (refused.value.status, refused.value.kind) == (507, "storage")
+        with pytest.raises(Refusal) as unsaved:
+            await holder.stop(held.key, "cancel")
+        assert unsaved.value.status == 507
+        async with asyncio.timeout(10):
+            while holder.find(held.key).state != "ended":  # noqa: ASYNC110 - nothing is told while nothing is written
+                await asyncio.sleep(0.005)
+        assert site.slurm.cancelled == ["101"], "a stop waits for no disk"
+        assert holder.health()["wrong"]
+        before = len(site.seen)
+        disk.full = False
+        await told(holder)
+        assert len(site.seen) > before
+        async with asyncio.timeout(10):
+            while holder.health()["wrong"]:  # noqa: ASYNC110 - told by a thread
+                await asyncio.sleep(0.005)
+        assert (await holder.submit(site.request(), None)).state
+    async with site.holder() as holder:
+        assert code(holder.find(held.key)) == 130
+        assert not holder.notes
+
+
+async def test_a_damaged_book_stops_its_allocation_only(site: Site) -> None:
+    async with site.holder() as holder:
+        keys = [(await holder.submit(site.request(), None)).key for _ in range(2)]
+        for key in keys:
+            await site.until(holder, key, "ended")
+    book = site.state / "allocations" / keys[0] / JOURNAL
+    lines = book.read_bytes().splitlines(keepends=True)
+    book.write_bytes(b"".join([*lines[:2], b"#" + lines[2], *lines[3:]]))
+    before = book.read_bytes()
+    async with site.holder() as holder:
+        assert "line 3" in str(holder.find(keys[0]).trouble)
+        assert len(holder.health()["wrong"]) == 1
+        assert code(holder.find(keys[1])) == 7
+        with pytest.raises(Refusal):
+            await holder.stop(keys[0], "cancel")
+        assert code(await site.until(holder, (await holder.submit(site.request(), None)).key, "ended")) == 7
+    assert book.read_bytes() == before
+
+
+@pytest.mark.parametrize("tail", [b'{"n": 99, "se', b"\0" * 40, b"\0" * 20 + b"\n", b"{torn}\n"])
+async def test_a_torn_last_line_is_cut_off(site: Site, tail: bytes) -> None:
+    async with site.holder() as holder:
+        held = await holder.submit(site.request(), None)
+        await site.until(holder, held.key, "ended")
+    book = site.state / "allocations" / held.key / JOURNAL
+    before = book.read_bytes()
+    book.write_bytes(before + tail)
+    async with site.holder() as holder:
+        assert holder.notes == [f"{held.key}: a torn last line of {len(tail)} bytes was cut off"]
+        assert holder.find(held.key).state == "ended"
+    assert book.read_bytes() == before
+
+
+# --- dying ------------------------------------------------------------------------------------------------------------
+
+
+class Killed(Exception):
+    """The daemon dies here."""
+
+
+def dies_at(number: int, how: str) -> Callable[[int, bytes], None]:
+    """Writes, and dies at that write (from 1): before it, after half of it, or after it."""
+    count = itertools.count(1)
+
+    def write(descriptor: int, data: bytes) -> None:
+        if next(count) != number:
+            put(descriptor, data)
+            return
+        if how != "before":
+            os.write(descriptor, data if how == "after" else data[: len(data) // 2])
+        raise Killed
+
+    return write
+
+
+async def live_through(site: Site, holder: Holder) -> None:
+    """The script: three plans for two places, of which the second is cancelled; all come to their end."""
+    keys = [(await holder.submit(site.request(), name)).key for name in ("one", "two", "three")]
+    await site.until(holder, keys[1], "pending", "running", "ending", "ended")
+    await holder.stop(keys[1], "cancel")
+    for key in keys:
+        await site.until(holder, key, "ended")
+
+
+async def one_life(site: Site, write: Callable[[int, bytes], None]) -> bool:
+    """A daemon's life with the script, whatever was done of it before; whether it came to its end alive."""
+    alive = True
+    try:
+        async with site.holder(write) as holder:
+            script = asyncio.create_task(live_through(site, holder))
+            dead = asyncio.ensure_future(asyncio.shield(holder._book.failed))
+            await asyncio.wait([script, dead], return_when=asyncio.FIRST_COMPLETED)
+            script.cancel()
+            await asyncio.wait([script])
+            dead.cancel()
+            if not script.cancelled():
+                script.result()
+            elif not holder._book.failed.done():
+                raise AssertionError("neither dead nor done")
+    except* (Killed, Refusal, StopAsyncIteration):
+        alive = False
+    return alive
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", ["before", "half", "after"])
+async def test_a_daemon_that_dies_at_any_write_comes_to_the_same_end(
+    site: Site, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("core.keeping", "service.life"):
+        monkeypatch.setattr(f"supervisor.{module}.PAUSES", (0.01,))
+    points = 0
+    for number in itertools.count(1):
+        (tmp_path / f"{number}").mkdir()
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / f"{number}" / "registry"))
+        site = Site(tmp_path / f"{number}", settings=Settings(limit=2, patience=0.0))
+        if await one_life(site, dies_at(number, how)):
+            break
+        points += 1
+        assert await one_life(site, put), f"killed at write {number}"
+        check_the_end(site, number)
+    assert points > 10
+
+
+def check_the_end(site: Site, number: int) -> None:
+    """Three jobs, of which one was cancelled; each number was told of one event."""
+    where = f"killed at write {number}"
+    books = {path.parent.name: path.read_text() for path in (site.state / "allocations").glob(f"*/{JOURNAL}")}
+    assert len(books) == 3, where
+    assert site.slurm.submitted == 3, where
+    assert len(set(site.slurm.cancelled)) == 1, where
+    records = [path / RECORD for path in site.submissions if (path / RECORD).exists()]  # none: sbatch was not run
+    ends = [json.loads(path.read_text())["state"] for path in records]
+    assert Counter(ends)["submitted"] == 3, where
+    codes = []
+    for text in books.values():
+        verdicts = [item["verdict"]["code"] for item in map(json.loads, text.splitlines()) if item["event"] == "Sealed"]
+        assert len(verdicts) == 1, where
+        codes += verdicts
+    assert sorted(codes) == [7, 7, 130], where
+    numbers = Counter(text.split()[0] for text in set(site.seen))
+    assert set(numbers.values()) == {1}, where
