@@ -6,8 +6,8 @@ daemon's unit does not touch it, and `systemctl --user status` shows it. Without
 
 systemd signals and kills the engine alone (KillMode=process). Its sruns are not systemd's to end: SIGTERM to srun kills
 its rank without a word, and where the sruns of a dead engine were killed with it (KillMode=mixed), in 2 of 25 trials
-slurmstepd did not notice, and an agent went on for ever. Left alone they see the end of their standard input, tell it to
-their agents, and all is over in a tenth of a second (25 of 25).
+slurmstepd did not notice, and an agent went on for ever. Left alone they see the end of their standard input, tell it
+to their agents, and all is over in a tenth of a second (25 of 25).
 
 Where systemd runs the host, it ends a user's manager, and what may be left of the session, when the user logs out of
 his last session, unless lingering is on for him (`loginctl enable-linger`): see `ends_at_logout`.
