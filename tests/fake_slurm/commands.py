@@ -162,7 +162,7 @@ def times(job: Job, now: float, absent: str) -> tuple[str, str]:
 
 
 def reason(job: Job, now: float) -> str:
-    return REASONS.get(word(job, now)) or str(job["reason"])
+    return str(job["reason"] if job["reason"] != "None" else REASONS.get(word(job, now), "None"))
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from supervisor.core.answers import Answer
 from supervisor.core.slurm_records import JobRecord
 from tests.corpus.files import Case, Said, read_all
 from tests.fake_slurm import FakeSlurm
+from tests.fake_slurm.commands import REASONS
 
 CASES = {case.name: case for case in read_all()}
 TOLD = [
@@ -64,7 +65,7 @@ def tell(slurm: FakeSlurm, said: Said, by: str) -> None:
         uid=int(uid),
         nodes=fields["NodeList"] or "node1",
         limit=int(hours) * 60 + int(minutes),
-        reason=fields["Reason"],
+        reason="None" if fields["Reason"] == REASONS.get(state) else fields["Reason"],
         cwd=fields["WorkDir"],
     )
     slurm.set(now=history[-1][0] + 1)
