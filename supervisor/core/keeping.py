@@ -306,7 +306,8 @@ def _objection(state: Kept, event: Event) -> str:
         case ev.StopAsked():
             foreign = event.how == "cancel" and _is_foreign(state)
             asked = state.stopping in (event.how, "cancel")
-            wrong = "its job is somebody else's" if foreign else "asked already" if asked else ""
+            late = "it has a verdict" if state.verdict else ""
+            wrong = "its job is somebody else's" if foreign else "asked already" if asked else late
         case ev.CancelTried() | ev.StopTried():
             how = "cancel" if isinstance(event, ev.CancelTried) else "stop"
             wrong = "" if state.stopping == how and not state.taken else "nobody asks for it"

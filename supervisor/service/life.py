@@ -332,7 +332,8 @@ class Life:
         else:
             jobid = self.state.run_id.partition(".")[0]
             trouble = await self._world.cluster(self.state.cluster).client.signal_batch(jobid, "TERM")
-        self.hear(ev.StopTried(trouble))
+        if self.state.stopping == "stop":  # a cancel may have come meanwhile
+            self.hear(ev.StopTried(trouble))
 
     async def _copy(self) -> None:
         place = self._world.settings.collect

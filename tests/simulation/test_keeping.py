@@ -1,0 +1,304 @@
+"""The machine of an allocation that the service holds, in every order of events, with a world that may be killed at any
+moment: whatever happens, the laws hold, and it comes to its end.
+
+The world is as large as the laws need: sbatch that may have made a job or not, whoever looks at it later; scancel that
+fails; Slurm that shows states in any order; a daemon that forgets everything but the events.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supervisor.core import keeping
+from supervisor.core import kept_events as ev
+from supervisor.core.events import Event, decode, encode
+from supervisor.core.keeping import Duty, IllegalEvent, Kept
+
+EXAMPLES = 3000 if os.environ.get("ALLOCD_THOROUGH") else 300
+VERDICT = {"outcome": "failure", "code": 7, "origin": "slurm", "reason": "exit", "summary": "x"}
+
+
+class World:
+    """One allocation, whoever carries out its duties, and Slurm. `pick` chooses among what can happen."""
+
+    def __init__(self, kind: str, rng: random.Random) -> None:
+        self.kind, self.rng = kind, rng
+        self.events: list[Event] = []
+        self.state = Kept()
+        self.under_way: dict[str, Duty] = {}
+        self.begun: dict[str, Duty] = {}
+        self.asking = ""  # directory of an sbatch that runs
+        self.jobs: list[str] = []  # all that Slurm has ever made for it, by directory
+        self.made: dict[str, str] = {}
+        self.cancelled: set[str] = set()
+        self.cancel_asked = False
+        self.numbers = itertools.count(1)
+        jobid = "" if kind == "submitted" else "1"
+        self.hear(ev.Accepted(kind, "bench", jobid=jobid))
+
+    def hear(self, event: Event) -> None:
+        assert decode(encode(event), ev.KINDS) == event
+        before = self.state
+        self.state, duties = keeping.step(before, event)
+        assert before.phase != "ended", "an end is final"
+        assert keeping.fold([*self.events, event]) == self.state
+        assert len({duty.slot for duty in duties}) == len(duties), "one duty a slot"
+        self.events.append(event)
+        self.take_up()
+
+    def take_up(self) -> None:
+        if self.state.phase == "ended":
+            self.under_way.clear()
+            return
+        for duty in keeping.duties(self.state):
+            if duty.slot not in self.under_way and self.begun.get(duty.slot) != duty:
+                self.under_way[duty.slot] = self.begun[duty.slot] = duty
+
+    def done(self, slot: str) -> None:
+        self.under_way.pop(slot, None)
+        self.take_up()
+
+    # --- what can happen ----------------------------------------------------------------------------------------------
+
+    def die(self) -> None:
+        """The daemon is killed and started anew; sbatch may be through, and may not."""
+        if self.asking and self.rng.random() < 0.5:
+            self.make(self.asking)
+        self.asking = ""
+        self.under_way, self.begun = {}, {}
+        self.state = keeping.fold(self.events)
+        self.take_up()
+
+    def make(self, directory: str) -> str:
+        assert directory not in self.made
+        job = str(100 + len(self.jobs))
+        self.jobs.append(job)
+        self.made[directory] = job
+        return job
+
+    def someone_asks(self) -> None:
+        how = self.rng.choice(["stop", "cancel"])
+        if self.kind != "submitted":
+            how = "stop"
+        if self.state.stopping in (how, "cancel") or self.state.verdict:
+            return
+        self.cancel_asked |= how == "cancel"
+        self.hear(ev.StopAsked(how))
+
+    def act(self) -> None:
+        """One of the duties that are under way gets on."""
+        duty = self.under_way[self.rng.choice(sorted(self.under_way))]
+        if duty.slot != "start" and duty not in keeping.duties(self.state):  # who carries it out looks first
+            self.done(duty.slot)
+            return
+        getattr(self, f"_{type(duty).__name__.lower()}")(duty)
+
+    def _submit(self, duty: keeping.Submit) -> None:
+        if not self.state.begun:
+            assert not self.jobs, "a plan is submitted again only when there is no job"
+            self.hear(ev.SubmissionBegun(f"d{next(self.numbers)}"))
+            if self.state.stopping == "cancel":
+                self.answer("absent")
+            else:
+                self.asking = self.state.directory
+            return
+        outcome = self.rng.choice(["submitted", "submitted", "refused", "unreached", "absent", "unknown"])
+        if outcome == "submitted" or (outcome == "unknown" and self.rng.random() < 0.5):
+            self.make(self.asking)
+        self.asking = ""
+        self.answer(outcome)
+        self.done("start")
+
+    def answer(self, outcome: str) -> None:
+        job = self.made.get(self.state.directory)
+        self.hear(ev.SubmissionEnded(outcome, [job] if outcome == "submitted" and job else [], words="so it is"))
+
+    def _settle(self, duty: keeping.Settle) -> None:
+        found = duty.directory in self.made
+        outcome = self.rng.choice(["unknown", "submitted" if found else self.rng.choice(["absent", "unreached"])])
+        self.answer(outcome)
+        self.done("start")
+
+    def _hurry(self, duty: keeping.Hurry) -> None:
+        self.under_way.pop("hurry")
+
+    def _start(self, duty: keeping.Start) -> None:
+        if not self.state.begun:
+            self.hear(ev.EngineBegun())
+        elif self.rng.random() < 0.3:
+            self.hear(ev.EngineRefused(78, "no"))
+        else:
+            self.hear(ev.EngineStarted("1.s1", "/run/1.s1", 5))
+            self.done("start")
+
+    def _follow(self, duty: keeping.Follow) -> None:
+        chance = self.rng.random()
+        if chance < 0.4:
+            word = self.rng.choice(["PENDING", "RUNNING", "COMPLETING", "FAILED", "REQUEUED", "STRANGE"])
+            self.hear(ev.StateSeen(self.state.jobid, word))
+        elif chance < 0.6 and not self.state.runs:
+            self.hear(ev.RunSeen("7", "/run/7"))
+        elif chance < 0.7 and self.state.runs:
+            self.hear(ev.RunTold("7", self.state.runs["7"].told + 1, "Hello", "hello"))
+        elif chance < 0.75 and self.state.runs:
+            self.hear(ev.RunOver("7"))
+        elif chance < 0.85 and (not self.cancel_asked or self.cancelled):
+            self.end()
+
+    def end(self) -> None:
+        self.hear(ev.JobEnded(self.state.jobid, "settled", "FAILED"))
+        self.hear(ev.Sealed(VERDICT))
+        self.done("follow")
+
+    def _attend(self, duty: keeping.Attend) -> None:
+        if self.rng.random() < 0.5:
+            self.hear(ev.Sealed(VERDICT))
+            self.done("follow")
+
+    def _cancel(self, duty: keeping.Cancel) -> None:
+        assert self.kind == "submitted"
+        assert set(duty.jobs) == set(self.jobs)
+        taken = self.rng.random() < 0.5
+        self.cancelled |= set(duty.jobs) if taken else set()
+        self.hear(ev.CancelTried("" if taken else "no"))
+        self.done("cancel")
+
+    def _stopengine(self, duty: keeping.StopEngine) -> None:
+        assert self.state.stopping == "stop"
+        assert self.state.live
+        self.hear(ev.StopTried(self.rng.choice(["", "no"])))
+        self.done("stop")
+
+    def _copy(self, duty: keeping.Copy) -> None:
+        self.hear(ev.Copied([]))
+
+    def move(self) -> None:
+        chance = self.rng.random()
+        if self.state.phase == "queued":
+            self.hear(ev.Admitted())
+        elif chance < 0.05:
+            self.someone_asks()
+        elif chance < 0.1:
+            self.die()
+        elif chance < 0.13:
+            self.hear(ev.Troubled(self.rng.choice(["", "dark"])))
+        else:
+            assert self.under_way, f"nobody does anything: {self.state}"
+            self.act()
+
+
+def live(kind: str, seed: int) -> World:
+    """A whole life."""
+    world = World(kind, random.Random(seed))
+    for _ in range(2000):
+        if world.state.phase == "ended":
+            break
+        world.move()
+    assert world.state.phase == "ended", f"it never ends: {world.state}"
+    return world
+
+
+@settings(max_examples=EXAMPLES)
+@given(kind=st.sampled_from(["submitted", "adopted", "followed"]), seed=st.integers(0, 1 << 32))
+def test_the_laws_hold(kind: str, seed: int) -> None:
+    world = live(kind, seed)
+    state = world.state
+    assert state.verdict is not None
+    assert len(world.jobs) <= 1, "at most one job"
+    if world.jobs:
+        assert state.jobs == tuple(world.jobs), "no job is forgotten"
+    if world.cancel_asked:
+        assert set(world.jobs) == world.cancelled, "a cancel is never lost"
+    else:
+        assert not world.cancelled
+    admitted = [event for event in world.events if isinstance(event, ev.Admitted)]
+    assert len(admitted) <= 1
+
+
+def test_lives_come_to_every_kind_of_end() -> None:
+    """A simulation that never gets anywhere holds every law."""
+    ends = {
+        (live(kind, seed).state.verdict or {})["reason"] for kind in ("submitted", "adopted") for seed in range(300)
+    }
+    assert ends == {"cancelled", "refused", "not_submitted", "not_started", "exit"}
+
+
+@settings(max_examples=EXAMPLES)
+@given(seed=st.integers(0, 1 << 32), data=st.data())
+def test_an_illegal_event_changes_nothing(seed: int, data: st.DataObject) -> None:
+    world = live("submitted", seed)
+    cut = data.draw(st.integers(0, len(world.events)))
+    state = keeping.fold(world.events[:cut])
+    for event in STRANGE:
+        if type(event) in keeping.TABLE and state.phase in keeping.TABLE[type(event)]:
+            continue
+        with pytest.raises(IllegalEvent, match=event.name):
+            keeping.step(state, event)
+
+
+STRANGE: tuple[Event, ...] = (
+    ev.Accepted("submitted", "x"),
+    ev.Admitted(),
+    ev.SubmissionBegun("d"),
+    ev.SubmissionEnded("absent"),
+    ev.StateSeen("1", "RUNNING"),
+    ev.RunSeen("1", "/x"),
+    ev.StopAsked("stop"),
+    ev.CancelTried(),
+    ev.Sealed(VERDICT),
+    ev.Copied(),
+    ev.Troubled("x"),
+)
+
+
+@pytest.mark.parametrize(
+    ("events", "event"),
+    [
+        ([ev.Accepted("submitted", "x"), ev.Admitted()], ev.SubmissionEnded("absent")),
+        ([ev.Accepted("submitted", "x"), ev.Admitted(), ev.SubmissionBegun("d")], ev.SubmissionBegun("e")),
+        ([ev.Accepted("submitted", "x"), ev.Admitted(), ev.SubmissionBegun("d")], ev.SubmissionEnded("submitted")),
+        ([ev.Accepted("followed", "x", jobid="1")], ev.StopAsked("cancel")),
+        ([ev.Accepted("followed", "x", jobid="1")], ev.RunTold("1", 1, "Hello", "hello")),
+        ([ev.Accepted("followed", "x", jobid="1")], ev.Copied()),
+        ([ev.Accepted("followed", "x", jobid="1"), ev.Sealed(VERDICT)], ev.StopAsked("stop")),
+        ([ev.Accepted("followed", "x", jobid="1"), ev.Sealed(VERDICT)], ev.Sealed(VERDICT)),
+        ([ev.Accepted("followed", "x", jobid="1"), ev.StopAsked("stop")], ev.CancelTried()),
+        ([ev.Accepted("adopted", "x", jobid="1"), ev.Admitted()], ev.SubmissionBegun("d")),
+        ([ev.Accepted("submitted", "x"), ev.Admitted()], ev.EngineBegun()),
+    ],
+)
+def test_what_the_table_alone_does_not_forbid(events: list[Event], event: Event) -> None:
+    state = keeping.fold(events)
+    with pytest.raises(IllegalEvent):
+        keeping.step(state, event)
+
+
+def test_numbers_are_never_given_twice() -> None:
+    numbers: list[Any] = [kind.number for kind in ev.KINDS.values()]
+    assert sorted(numbers) == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.parametrize(
+    ("words", "phase"),
+    [
+        (["PENDING"], "pending"),
+        (["RUNNING"], "running"),
+        (["RUNNING", "PENDING"], "pending"),
+        (["COMPLETING"], "ending"),
+        (["FAILED", "RUNNING"], "pending"),
+        (["NONSENSE"], "running"),
+    ],
+)
+def test_what_slurm_says_and_what_was_seen(words: list[str], phase: str) -> None:
+    """A run was seen before these words; one that waits again has no run of this attempt."""
+    state = keeping.fold([ev.Accepted("followed", "x", jobid="1"), ev.RunSeen("1", "/r")])
+    for word in words:
+        state, _ = keeping.step(state, ev.StateSeen("1", word))
+    assert state.phase == ("running" if words == ["FAILED", "RUNNING"] else phase)
