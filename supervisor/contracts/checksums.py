@@ -39,18 +39,18 @@ def parse(data: bytes) -> tuple[Entries, list[str]]:
     return entries, problems
 
 
-def compare(entries: Entries, readings: Iterable[Reading], called: str) -> list[str]:
-    """What is missing in a list that is `called` so, or is different there."""
-    problems = []
+def compare(entries: Entries, readings: Iterable[Reading], called: str) -> dict[str, str]:
+    """By file: what is missing in a list that is `called` so, or is different there."""
+    problems = {}
     for reading in readings:
         parts = _parts(reading.path)
         listed = [checksum for name, checksum in entries.get(parts[-1], ()) if _ends(name, parts)]
         if not listed:
-            problems.append(f"{reading.path}: found no entry in {called}; expected its sha256 there")
+            problems[reading.path] = f"found no entry in {called}; expected its sha256 there"
         elif reading.sha256 is None:
-            problems.append(f"{reading.path}: found {reading.size} bytes; expected a file small enough for a sha256")
+            problems[reading.path] = f"found {reading.size} bytes; expected a file small enough for a sha256"
         elif reading.sha256 not in listed:
-            problems.append(f"{reading.path}: found sha256 {reading.sha256}; expected {listed[0]} ({called})")
+            problems[reading.path] = f"found sha256 {reading.sha256}; expected {listed[0]} ({called})"
     return problems
 
 

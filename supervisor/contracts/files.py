@@ -9,7 +9,7 @@ Files that are not JSON are read (for their sha256) only when nothing else is mi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from supervisor.contracts import checksums
@@ -37,7 +37,9 @@ class Files(Readers):
         only, which are no answer about the artifact."""
         finding = self._look(place, last=False)
         if finding.answer == "valid" and (place.instance.artifact.format == "any" or place.instance.artifact.checksums):
-            return self._look(place, last=True)
+            finding = self._look(place, last=True)
+        seen = {fact.path: bool(fact.problems) for fact in finding.files}
+        self.reader(place).forget(seen, [path for path, wrong in seen.items() if wrong])
         return finding
 
     def _look(self, place: Place, last: bool) -> Finding:
@@ -46,17 +48,19 @@ class Files(Readers):
         apart = {plain(each) for each in lists}
         matches = walk.below(place.root, place.values["run_dir"], pattern)
         readings = [_reading(match, artifact, reader, last) for match in matches if match.path not in apart]
-        reader.forget({reading.path for reading in readings})
-        facts = [FileFact(r.path, r.size, r.sha256, problems=r.problems, mtime_ns=r.mtime_ns) for r in readings]
-        problems = [problem for reading in readings for problem in reading.problems]
-        if len(readings) < artifact.count and not walk.problems:
-            what = "a file" if artifact.count == 1 else f"at least {artifact.count} files"
-            problems.append(f"{plain(pattern)}: found {len(readings) or 'nothing'}; expected {what}")
+        counted = len(readings) >= artifact.count or walk.problems
+        facts: list[FileFact] = []
+        problems: list[str] = []
         for each in lists if last else ():
-            list_facts, missing = _listed(walk.below(place.root, place.values["run_dir"], each), reader, readings, each)
+            found = walk.below(place.root, place.values["run_dir"], each)
+            readings, list_facts, missing = _listed(found, reader, readings, plain(each))
             facts += list_facts
             problems += missing
-        problems = [*walk.problems, *problems]
+        facts[:0] = (FileFact(r.path, r.size, r.sha256, problems=r.problems, mtime_ns=r.mtime_ns) for r in readings)
+        if not counted:
+            what = "a file" if artifact.count == 1 else f"at least {artifact.count} files"
+            problems.insert(0, f"{plain(pattern)}: found {len(readings) or 'nothing'}; expected {what}")
+        problems = [*walk.problems, *(problem for reading in readings for problem in reading.problems), *problems]
         answer: Answer = "pending" if problems else "valid"
         if any(reading.answer == "invalid" for reading in readings):
             answer = "invalid"
@@ -82,20 +86,28 @@ def _reading(match: Match, artifact: Artifact, reader: Reader, last: bool) -> Re
         missing.append(f"found {size} bytes; expected {artifact.size_min} or more")
     if lines < artifact.lines_min and reading.summary:
         missing.append(f"found {lines} lines; expected {artifact.lines_min} or more")
-    if reading.answer == "invalid" or not missing:
-        return reading
-    return replace(reading, answer="pending", problems=tuple(f"{match.path}: {what}" for what in missing))
+    for what in missing if reading.answer == "valid" else ():
+        reading = _with(reading, what)
+    return reading
 
 
 def _listed(
-    found: Iterable[Match], reader: Reader, readings: Sequence[Reading], pattern: Pattern
-) -> tuple[list[FileFact], list[str]]:
-    """The list of checksums, and what is wrong with it, or missing or different in it."""
-    called, facts, problems = plain(pattern), list[FileFact](), list[str]()
+    found: Iterable[Match], reader: Reader, readings: list[Reading], called: str
+) -> tuple[list[Reading], list[FileFact], list[str]]:
+    """The readings by a list of checksums, the list itself, and what is wrong with it."""
+    facts, problems = list[FileFact](), list[str]()
     for match in found:
-        reading, data = reader.text(match)
+        listing, data = reader.text(match)
         entries, flaws = checksums.parse(data)
-        told = (*reading.problems, *(f"{called}: {flaw}" for flaw in flaws))
-        facts.append(FileFact(match.path, reading.size, reading.sha256, "checksums", told, reading.mtime_ns))
-        problems += told if reading.problems else (*told, *checksums.compare(entries, readings, called))
-    return facts, problems if facts else [f"{called}: found nothing; expected a list of checksums"]
+        told = (*listing.problems, *(f"{called}: {flaw}" for flaw in flaws))
+        facts.append(FileFact(match.path, listing.size, listing.sha256, "checksums", told, listing.mtime_ns))
+        problems += told
+        wrong = {} if listing.problems else checksums.compare(entries, readings, called)
+        readings = [_with(each, wrong[each.path]) if each.path in wrong else each for each in readings]
+    return readings, facts, problems if facts else [f"{called}: found nothing; expected a list of checksums"]
+
+
+def _with(reading: Reading, what: str) -> Reading:
+    """What one file says, and something that may still change."""
+    answer = "pending" if reading.answer == "valid" else reading.answer
+    return replace(reading, answer=answer, problems=(*reading.problems, f"{reading.path}: {what}"))

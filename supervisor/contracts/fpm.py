@@ -114,7 +114,6 @@ class Fpm(Readers):
         walk = Walk(only=frozenset(_name(path) for path in judges))
         found = walk.below(place.root, place.values["run_dir"], (*names.directory, "*"))
         readings = {match.path: reader.read(match, judges[match.path][1]) for match in found}
-        reader.forget(readings)
         self._ranks[contract] = {
             number: _Rank(contract, path, agree)
             for number, path in names.ranks.items()
@@ -136,6 +135,7 @@ class Fpm(Readers):
             )
             for path, reading in sorted(readings.items())
         )
+        reader.forget(readings, readings if look.unbound else [fact.path for fact in facts if fact.problems])
         problems = (*walk.problems, *(problem for told in look.problems.values() for problem in told))
         return Finding(contract, look.answer(), problems, facts, tuple(look.notes))
 
@@ -162,6 +162,7 @@ class _Look:
     elsewhere: set[str] = field(default_factory=set)  # files that may be another run's: what they hold is no answer
     wrong: bool = False  # something can never be right
     whole: bool = False  # merged file and probe are what they must be
+    unbound: bool = False  # one of them is bound elsewhere: it, or what it is compared with, will be replaced
     bound: Mapping[str, Any] | None = None  # what the merged file says, when it is bound here
 
     def answer(self) -> Answer:
@@ -224,7 +225,8 @@ class _Look:
             ("$.rank_files", said["rank_files"], [_name(name) for name in self.names.ranks.values()], ""),
             ("$.merged_output_path", said["path"], _name(path), ""),
         ]
-        if self._differs(path, where, _ELSEWHERE):
+        self.unbound = self._differs(path, where, _ELSEWHERE)
+        if self.unbound:
             return
         self.bound, size = said, agree["$.dp.global_size"]
         what = [(place, agree[place], rank.agree[place], as_in) for place in _CONTENT]
@@ -261,7 +263,8 @@ class _Look:
             ("$.rank_files", said.get("rank_files"), self.bound["rank_files"], as_in),
             ("$.ranks", said.get("ranks"), self.bound["source_ranks"], f", the source_ranks of {merged}"),
         ]
-        if said and not self._differs(path, where, _ELSEWHERE):
+        self.unbound = bool(said) and self._differs(path, where, _ELSEWHERE)
+        if said and not self.unbound:
             self.whole = True
             self.notes += _resolutions(path, said)
 

@@ -5,9 +5,10 @@
   listing's word, before it is opened, and again by that of the descriptor.
 * A file that changes while it is read is not whole. Nor is one that is empty or no JSON (yet).
 * A `Reader` remembers. What was read whole is not read again while it is the same file (device, inode, size and both
-  times). What was not whole is opened at each look (network file systems ask the server then, and seldom before) and
-  read when it has changed. Times have a grain: two writes within a tick of the file system's clock look like one. So a
-  file that is not whole is believed to be unchanged only when it was read once more a while after it first looked so.
+  times). What was not whole, or is not what the contract needs, may be replaced: it is opened at each look and its
+  server asked how it is (a listing may tell what was known a minute ago), and read when it has changed. Times have a
+  grain: two writes within a tick of the file system's clock look like one. So a file that is not whole is believed to
+  be unchanged only when it was read once more a while after it first looked so.
 * A look has an end: what takes longer to read is read on in the next one.
 * What is large is read and judged in a process of its own (see reader), for a parse holds all of this one; and not at
   all while its end shows that it is not whole.
@@ -41,6 +42,7 @@ from supervisor.contracts.content import (
     looks_cut,
     whole,
 )
+from supervisor.contracts.fresh import fresh_status
 from supervisor.contracts.places import Place
 from supervisor.contracts.reader import Apart, ApartError, Busy, Task, progress
 from supervisor.contracts.walk import OURS, Match, kind_of
@@ -104,6 +106,7 @@ class Reader:
         self._memories: dict[str, _Memory] = {}
         self._turn = threading.Lock()
         self._waits_until: float | None = None
+        self._doubted: frozenset[str] = frozenset()
         self._busy: set[str] = set()  # paths of files that are being read, or wait for that
         self._begun: dict[str, tuple[Signature | None, Any, int]] = {}  # checksums of the first so many bytes
         self._apart = Apart()
@@ -117,7 +120,8 @@ class Reader:
             known = self._memories.get(match.path)
             if known is not None and known.how != (judge, lines):
                 known = None
-            if known is not None and known.reading.answer != "pending" and known.signature == signature(match.status):
+            settled = known is not None and known.reading.answer != "pending" and match.path not in self._doubted
+            if known is not None and settled and known.signature == signature(match.status):
                 return known.reading
             return self._look(match, lambda file, status: self._read(file, status, match.path, (judge, lines), known))
 
@@ -146,9 +150,11 @@ class Reader:
         unsettled = [memory.since for memory in self._memories.values() if not memory.settled]
         return max(SOON, min(unsettled) + GRAIN - self._clock()) if unsettled else None
 
-    def forget(self, seen: Collection[str]) -> None:
-        """At the end of a look: drop what is known of files that it did not see (`seen`: the paths that it saw)."""
+    def forget(self, seen: Collection[str], doubted: Collection[str] = ()) -> None:
+        """At the end of a look: drop what is known of files that it did not see (`seen`: the paths that it saw).
+        `doubted`: whole files that are not what the contract needs (yet); they are opened in the next look, too."""
         self._waits_until = None
+        self._doubted = frozenset(doubted)
         self._apart.keep(seen)
         self._busy.intersection_update(seen)
         self._begun = {path: begun for path, begun in self._begun.items() if path in seen}
@@ -192,7 +198,7 @@ class Reader:
         elif now >= self._waits_until:
             raise Busy
         reading = replace(self._judge(file, status, path, *how), mtime_ns=status.st_mtime_ns)
-        if signature(os.fstat(file.fileno())) != signature(status):
+        if signature(fresh_status(file.fileno())) != signature(status):
             raise Changing(CHANGING)
         self.done += 1
         since = same.since if same is not None else now
@@ -284,7 +290,7 @@ def opened(match: Match) -> Iterator[tuple[io.FileIO, os.stat_result]]:
     _refuse(match.status)
     descriptor = os.open(match.name, _FILE, dir_fd=match.directory)
     with os.fdopen(descriptor, "rb", buffering=0) as file:
-        status = os.fstat(descriptor)
+        status = fresh_status(descriptor)
         _refuse(status)
         yield file, status
 

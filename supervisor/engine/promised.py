@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from supervisor.agent.copying import Copy, Limits, checksum, opened_file
 from supervisor.contracts import places
+from supervisor.contracts.fresh import fresh_status
 from supervisor.contracts.walk import Match, Walk, kind_of
 from supervisor.core import events as ev
 from supervisor.core.artifacts import instances
@@ -133,11 +134,10 @@ def compare(promised: Several[Promised], run_dir: str, done: Collection) -> list
 
 
 def _status(match: Match) -> os.stat_result:
-    """A plain file's status as it is now: a network file system's client asks its server when a file is opened, and
-    may remember an older one before."""
+    """A plain file's status as it is now: the listing's may be an older one on a network file system."""
     try:
-        with opened_file(match.name, match.directory) as (_, status):
-            return status
+        with opened_file(match.name, match.directory) as (descriptor, _):
+            return fresh_status(descriptor)
     except OSError:
         return match.status
 

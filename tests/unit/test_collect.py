@@ -19,6 +19,7 @@ from supervisor.core.layout import Layout
 from supervisor.core.plan import parse_plan
 from supervisor.engine.collect import collect, collect_shared
 from supervisor.engine.promised import Collection, Promised
+from tests.mounts import two_mounts
 
 LIMIT = 60.0  # seconds
 
@@ -189,6 +190,18 @@ def test_what_is_not_as_it_was_judged(run_dir: Path) -> None:
         "moved/x": ("nothing", None),
     }
     assert done.compared == ["result"]
+
+
+def test_what_another_node_has_changed_is_seen_through_a_client_that_remembers(run_dir: Path, tmp_path: Path) -> None:
+    with two_mounts(tmp_path) as (here, there):
+        write(here / "r.json", b"old")
+        known = (there / "r.json").stat()
+        digest = hashlib.sha256(b"old").hexdigest()
+        item = Promised("result", str(there), "r.json", known.st_size, known.st_mtime_ns, digest)
+        write(here / "r.json", b"other content")
+        done = Collected(run_dir, promised=[item])
+        assert [fact["sha256"] for fact in done.files] == [hashlib.sha256(b"other content").hexdigest()]
+        assert [told["size"] for told in done.done.event().differing] == [13]
 
 
 def test_directories_are_listed_once_however_many_files_are_promised(

@@ -20,6 +20,7 @@ from supervisor.contracts import Place, directories, examiner, places, preexisti
 from supervisor.core.artifact_table import Artifact, FieldRule
 from supervisor.core.artifacts import FileFact, Finding, Instance
 from supervisor.core.substitution import SubstitutionError
+from tests.mounts import two_mounts
 
 VALUES = {"jobid": "7", "rank": "1", "node": "n1", "role": "w", "nodes": "n0,n1"}
 
@@ -503,6 +504,22 @@ def test_checksums(tmp_path: Path, listed: str, problem: str | None) -> None:
     assert finding.problems == (() if problem is None else (problem.format(**words),))
     assert finding.answer == ("valid" if problem is None else "pending")
     assert before(tmp_path, instance("out/*", checksums="SUMS[1]")) == ("SUMS[1]", "out/r.bin")
+
+
+@pytest.mark.parametrize("content", [b"", b"half", b"wrong", b"too long"])
+def test_a_file_is_found_replaced_through_a_client_that_remembers(tmp_path: Path, content: bytes) -> None:
+    """Whatever it lacked: attributes that are remembered for 20 s do not hide it."""
+    with two_mounts(tmp_path) as (here, there):
+        put(here, "r.bin", content)
+        put(here, "SUMS", f"{hashlib.sha256(b'right').hexdigest()}  r.bin")
+        place = Place(instance("r.bin", checksums="SUMS"), there, {"run_dir": "/run", **VALUES})
+        eyes = examiner([place])
+        waits = eyes.look(place)
+        assert waits.answer == "pending"
+        assert waits.files[0].problems == waits.problems
+        put(here, "r.bin", b"right")
+        assert eyes.look(place).answer == "valid"
+        eyes.close()
 
 
 def test_a_name_with_escapes_in_a_list_of_checksums(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from supervisor.core.artifacts import Finding, Instance
 from tests.artifacts import producer
 from tests.artifacts.cases import BASES, place
 from tests.artifacts.producer import Benchmark
+from tests.mounts import two_mounts
 
 B, M, P = "bench.json", "bench_merged.json", "bench_merged_worker_probe.json"
 LEGACY = {"legacy": False}
@@ -255,6 +256,21 @@ def test_an_old_probe_beside_a_new_merged_file(tmp_path: Path) -> None:
         assert finding.problems[0].startswith(f'{P}: $.run_id: found "run-0"; expected "run-1"')
         put(tmp_path, P, json.dumps(new.probe(0)))
         assert eyes.look(where).answer == "valid"
+
+
+@pytest.mark.parametrize("name", [B, M, P])
+def test_what_is_bound_elsewhere_is_found_replaced_through_a_client_that_remembers(tmp_path: Path, name: str) -> None:
+    """Whichever of the files is of another run: attributes that are remembered for 20 s do not hide the right one. (A
+    rank alone is never wrong, but the merged file beside it belongs elsewhere.)"""
+    with two_mounts(tmp_path) as (here, there):
+        files = {path.name: path.read_text() for path in (BASES / "one").iterdir()}
+        for file, text in files.items():
+            put(here, file, changed(text, run_id="run-0") if file == name else text)
+        where = place(there)
+        with looking(where) as eyes:
+            assert eyes.look(where).answer == "ranks_complete"
+            put(here, name, files[name])
+            assert eyes.look(where).answer == "valid"
 
 
 # ---------------------------------------------------------------------------------------------------- names and kinds
