@@ -25,12 +25,19 @@ straight to an end.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
     from supervisor.core.artifact_table import Artifact
     from supervisor.core.plan import Plan
+
+PROBLEMS_CAP: Final = 100
+"""Problems of one finding that are told."""
+
+_MORE: Final = re.compile("and ([0-9]+) more")
 
 State = Literal["pending", "ranks_complete", "finalizing", "complete", "invalid", "late"]
 Answer = Literal["pending", "ranks_complete", "valid", "invalid"]
@@ -103,6 +110,34 @@ class Finding:
         """The finding that `dataclasses.asdict` (through JSON) made `data` from."""
         files = tuple(FileFact(**{**fact, "problems": tuple(fact["problems"])}) for fact in data["files"])
         return cls(data["contract"], data["answer"], tuple(data["problems"]), files, tuple(data["notes"]))
+
+    def told(self) -> Finding:
+        """The same, with no more problems than can be told each time: first what is wrong with files that are there,
+        then what is missing. What is wrong with each file stays with it."""
+        here = {problem for fact in self.files for problem in fact.problems}
+        return replace(self, problems=few(sorted(self.problems, key=lambda each: each not in here), PROBLEMS_CAP))
+
+    def since(self, before: Finding | None) -> tuple[tuple[FileFact, ...], tuple[str, ...]]:
+        """Files that `before` knew nothing of, or something else; and the paths of those that are gone."""
+        known = {fact.path: fact for fact in before.files} if before is not None else {}
+        here = {fact.path for fact in self.files}
+        changed = tuple(fact for fact in self.files if known.get(fact.path) != fact)
+        return changed, tuple(path for path in known if path not in here)
+
+    def after(self, before: Finding | None, gone: Collection[str]) -> Finding:
+        """The inverse of `since`: this one holds only the files that have changed."""
+        known = {fact.path: fact for fact in before.files} if before is not None else {}
+        known |= {fact.path: fact for fact in self.files}
+        return replace(self, files=tuple(fact for path, fact in known.items() if path not in gone))
+
+
+def few(problems: Sequence[str], most: int = 3) -> tuple[str, ...]:
+    """The first problems, and how many more there are; also of problems that are few already."""
+    left = len(problems) - most
+    if left <= 0 or (left == 1 and _MORE.fullmatch(problems[-1])):
+        return tuple(problems)
+    more = _MORE.fullmatch(problems[-1])
+    return (*problems[:most], f"and {left + int(more[1]) - 1 if more else left} more")
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,7 +277,8 @@ class WatchChanged(Event):
 @dataclass(frozen=True)
 class ArtifactSeen(Event):
     """A look at one contract's files. `answer` is pending, ranks_complete, valid or invalid; `files` hold path, size,
-    sha256, kind and problems of each; `notes` judge nothing."""
+    sha256, kind and problems of those that have changed since the contract's last event, `gone` the paths of those that
+    are not there any more; `notes` judge nothing."""
 
     number: ClassVar[int] = 50
     contract: str
@@ -285,6 +286,7 @@ class ArtifactSeen(Event):
     problems: list[str] = field(default_factory=list)
     files: list[JsonObject] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

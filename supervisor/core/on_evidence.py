@@ -120,6 +120,7 @@ def artifact_seen(turn: Turn, event: ev.ArtifactSeen) -> None:
     )
     if event.contract not in (item.contract for item in turn.state.contracts):
         raise turn.illegal(f"there is no contract {event.contract}")
+    finding = finding.after(turn.contract(event.contract).finding, frozenset(event.gone))
     try:
         turn.change_contract(event.contract, lambda item: artifacts.observe(item, finding))
     except artifacts.IllegalArtifactEvent as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from supervisor.core import events as ev
+from supervisor.core.artifacts import few
 
 
 def tell(event: ev.Event) -> str | None:
@@ -54,7 +55,7 @@ def _swept(event: ev.Swept) -> str:
 
 
 def _artifact(event: ev.ArtifactSeen) -> str:
-    why = f": {'; '.join(event.problems)}" if event.problems else ""
+    why = f": {'; '.join(few(event.problems))}" if event.problems else ""
     return f"artifact {event.contract} is {event.answer}{why}"
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from supervisor.core import codes
 from supervisor.core import commands as cmd
 from supervisor.core import events as ev
-from supervisor.core.artifacts import ArtifactState
+from supervisor.core.artifacts import ArtifactState, few
 from supervisor.core.plan import Plan
 from supervisor.core.state import (
     BEFORE_THE_END,
@@ -259,7 +259,7 @@ class Turn:
         if contract is None:
             return
         deadline = contract.reason == "deadline"
-        problems = "; ".join(contract.finding.problems) if contract.finding else "nothing was found"
+        problems = "; ".join(few(contract.finding.problems)) if contract.finding else "nothing was found"
         why = f" ({contract.reason})" if contract.reason else ""
         self.fail(
             self.failure(

@@ -117,6 +117,7 @@ class _Artifact:
     places: dict[str, Place]  # by the contract's id
     examiner: Examiner
     findings: dict[str, Finding] = field(default_factory=dict)
+    told: dict[str, Finding] = field(default_factory=dict)  # the last ones that the machine knows
     looked: dict[str, float] = field(default_factory=dict)
     hung: dict[str, float] = field(default_factory=dict)  # seconds of the last pause after a place did not answer
     not_before: dict[str, float] = field(default_factory=dict)
@@ -335,12 +336,14 @@ class Looker:
         contract = finding.contract
         if contract not in self._open_contracts():
             return
-        told = artifact.findings.get(contract)
         artifact.findings[contract] = finding
-        if told is None or finding.answer == "valid" or _said(told) != _said(finding):  # growth alone is no news
-            files = [asdict(fact) for fact in finding.files]
-            problems, notes = list(finding.problems), list(finding.notes)
-            self._post(ev.ArtifactSeen(finding.contract, finding.answer, problems, files, notes))
+        news, told = finding.told(), artifact.told.get(contract)
+        if told is None or news.answer == "valid" or _said(told) != _said(news):  # growth alone is no news
+            artifact.told[contract] = news
+            changed, gone = news.since(told)
+            files = [asdict(fact) for fact in changed]
+            problems, notes = list(news.problems), list(news.notes)
+            self._post(ev.ArtifactSeen(news.contract, news.answer, problems, files, notes, list(gone)))
 
     async def _read_marker(self, _: set[str]) -> bool:
         reading = await read_marker(self._layout)

@@ -22,6 +22,7 @@ from supervisor.core.artifacts import (
     Instance,
     State,
     expire,
+    few,
     initial,
     instances,
     observe,
@@ -143,6 +144,28 @@ def test_states_cannot_be_changed_in_place() -> None:
 def test_a_finding_survives_json() -> None:
     seen = Finding("r@1", "invalid", ("a", "b"), (FileFact("x/y.json", 12, "ab" * 32), FileFact("z", 0, None)))
     assert Finding.from_dict(json.loads(json.dumps(asdict(seen)))) == seen
+
+
+def test_what_is_wrong_is_told_first_and_few() -> None:
+    files = tuple(FileFact(f"{n}.json", 1, None, problems=(f"{n}.json: wrong",)) for n in range(150))
+    missing = tuple(f"{n}.txt: found nothing" for n in range(150))
+    seen = Finding("r", "invalid", (*missing, *(fact.problems[0] for fact in files)), files).told()
+    assert (seen.problems[0], len(seen.problems), seen.problems[-1]) == ("0.json: wrong", 101, "and 200 more")
+    assert seen.files == files
+    assert few(seen.problems) == ("0.json: wrong", "1.json: wrong", "2.json: wrong", "and 297 more")
+    assert few(few(seen.problems)) == few(seen.problems)
+    assert few(["a", "b", "c"]) == ("a", "b", "c")
+
+
+def test_only_files_that_changed_are_told() -> None:
+    a, b, c = (FileFact(name, 1, None) for name in "abc")
+    before = Finding("r", "pending", ("x",), (a, b))
+    now = Finding("r", "pending", ("y",), (replace(a, size=2), c))
+    changed, gone = now.since(before)
+    assert (changed, gone) == (now.files, ("b",))
+    assert replace(now, files=changed).after(before, gone) == now
+    assert now.since(now) == ((), ())
+    assert now.since(None) == (now.files, ())
 
 
 def plan(*items: Artifact) -> Plan:

@@ -117,6 +117,20 @@ async def test_a_contract_is_told_when_its_answer_changes(tmp_path: Path) -> Non
         assert [fact["path"] for fact in seen.files] == ["out/result.json"]
 
 
+async def test_a_file_is_told_when_it_has_changed(tmp_path: Path) -> None:
+    """Of thousands of files that come one after the other, each event holds the one that came."""
+    make(tmp_path, "out")
+    several = {"name": "result", "path": "out/*.json", "count": 3}
+    async with looking(layout(tmp_path, artifacts=[several])) as look:
+        for name in "abc":
+            put(str(tmp_path / f"out/{name}.json"), b"1")
+            await look.ask(ord(name))
+        seen = [[fact["path"] for fact in event.files] for event in look.events(ev.ArtifactSeen)]
+        told = [path for paths in seen for path in paths]
+        assert told.count("out/a.json") == 2, "when it came, and with its checksum"
+        assert look.events(ev.ArtifactSeen)[-1].answer == "valid"
+
+
 async def test_a_question_waits_for_what_is_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written in time is not late because it takes long to read."""
     monkeypatch.setattr("supervisor.contracts.reading.PATIENCE", 0.0)
