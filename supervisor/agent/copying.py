@@ -10,6 +10,7 @@ What lies in these directories may have been put there by a job. So:
   source and target are one file already, there is nothing to copy, only to read.
 * The checksum is made of the very bytes that were written. A file is copied as long as it was when it was opened; one
   that changes meanwhile is copied all the same, and said to have changed.
+* A file with holes is copied with holes: it takes no more room than it did.
 * All copies of one collection share `Limits`: bytes, and time. Past them every further file is refused.
 
 Trouble with one file is a sentence and hinders no other.
@@ -171,6 +172,7 @@ def _same(status: os.stat_result, target: int, name: str) -> bool:
 def _pour(source: int, status: os.stat_result, limits: Limits, sink: int | None) -> Copy:
     """The file's bytes, as many as it had when it was opened, into the checksum and the sink."""
     digest, left = hashlib.sha256(), status.st_size
+    holes = status.st_blocks * 512 < status.st_size
     while left:
         limits.check()
         block = os.read(source, min(BLOCK, left))
@@ -178,8 +180,13 @@ def _pour(source: int, status: os.stat_result, limits: Limits, sink: int | None)
             raise OSError(errno.EIO, "it became shorter while it was read")
         left -= len(block)
         digest.update(block)
+        if sink is not None and holes and not block.strip(b"\0"):
+            os.lseek(sink, len(block), os.SEEK_CUR)
+            continue
         while sink is not None and block:
             block = block[os.write(sink, block) :]
+    if sink is not None and holes:
+        os.ftruncate(sink, status.st_size)
     now = os.fstat(source)
     changed = (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns)
     remark = f"it changed while it was read: these are its first {status.st_size} bytes" if changed else ""

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         "files": done.files,
         "errors": done.errors,
     }
-    _save(run_dir, document, done.errors)
+    saved = _save(run_dir, document, done.errors)
     if args.to:
         from supervisor.runs.copies import copy_run
 
@@ -83,7 +83,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"{item['sha256'] or '-' * 64}  {item['path']}")
     for text in done.errors:
         complain(text)
-    complain(f"{len(done.files)} files, {len(done.errors)} errors; the facts are in {os.path.join(run_dir, FACTS)}")
+    where = f"; the facts are in {os.path.join(run_dir, FACTS)}" if saved else ""
+    complain(f"{len(done.files)} files, {len(done.errors)} errors{where}")
     return codes.ARTIFACTS if done.errors else codes.OK
 
 

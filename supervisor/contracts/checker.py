@@ -16,7 +16,8 @@ Anything else is no answer about the artifact: a program that breaks, cannot be 
 CheckerBroke, which is a fault and never "pending". The program is asked again when the files have changed, and after 10
 with pauses that grow.
 
-A program may take longer than a look: see child.
+A program may take longer than a look: see child. With its end all of its process group ends; a process that it put into
+a session of its own is its own business, and lives on.
 """
 
 from __future__ import annotations

@@ -262,6 +262,7 @@ def test_collecting_again_writes_through_no_link(local: Local, tmp_path: Path) -
     done = local.allocctl("collect", str(run.directory))
     assert done.returncode == 65
     assert "the facts could not be written" in done.stderr
+    assert "the facts are in" not in done.stderr
     assert list(elsewhere.iterdir()) == []
 
 

@@ -185,6 +185,23 @@ def test_a_file_that_grows_is_copied_as_long_as_it_was(tmp_path: Path, monkeypat
     assert done.sha256 == sha256(b"0123456789")
 
 
+def test_holes_stay_holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one at the end; and the checksum is that of zeros."""
+    monkeypatch.setattr(copying, "BLOCK", 1 << 16)
+    source, there = tmp_path / "source", tmp_path / "there/source"
+    with source.open("wb") as file:
+        file.seek(1 << 20)
+        file.write(b"middle" * 20_000)
+        file.truncate(4 << 20)
+    done = copied(source, there.parent)
+    assert there.read_bytes() == source.read_bytes()
+    assert (done.size, done.sha256) == (4 << 20, sha256(source.read_bytes()))
+    assert there.stat().st_blocks * 512 < 1 << 20
+    (tmp_path / "zeros").write_bytes(bytes(1 << 20))
+    copied(tmp_path / "zeros", there.parent)
+    assert there.with_name("zeros").stat().st_blocks == (tmp_path / "zeros").stat().st_blocks
+
+
 def test_a_file_that_becomes_shorter_is_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"0123456789")
