@@ -88,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
     return codes.ARTIFACTS if done.errors else codes.OK
 
 
-def _save(run_dir: str, document: dict[str, object], errors: list[str]) -> None:
+def _save(run_dir: str, document: dict[str, object], errors: list[str]) -> bool:
+    """Write the facts; whether that could be done, else the errors say why."""
     from supervisor.agent.copying import made, written
 
     *way, name = FACTS.split("/")
@@ -101,6 +102,8 @@ def _save(run_dir: str, document: dict[str, object], errors: list[str]) -> None:
             file.write(json.dumps(document, indent=1).encode() + b"\n")
     except OSError as error:
         errors.append(f"the facts could not be written: {sentence(error)}")
+        return False
+    return True
 
 
 def _folded(run_dir: str) -> tuple[RunState, Layout]:

@@ -249,6 +249,7 @@ def test_collecting_again_replaces_copies_and_leaves_the_receipt(local: Local, t
     done = local.allocctl("collect", str(run.directory))
     assert done.returncode == 65
     assert f"allocctl: collect: nothing matches {tmp_path}/log" in done.stderr.splitlines()
+    assert f"the facts are in {run.directory}/collected/collected.json" in done.stderr
     assert f"  {run.directory}/collected/nodes/0{disk}/127.0.0.1/late.txt\n" in done.stdout
 
 
