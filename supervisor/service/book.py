@@ -197,6 +197,11 @@ class Book:
         with open(os.open(f"{key}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._books)) as file:
             return file.read()
 
+    def forget(self, key: str) -> None:
+        """Remove a book that has come to its end; it must not be the one with the newest line, or numbers would be used
+        twice. Blocks; for any thread."""
+        self._remove(key)
+
     # --- in the thread ------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:

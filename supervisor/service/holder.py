@@ -18,7 +18,7 @@ import os
 import secrets
 import socket
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -50,6 +50,7 @@ from supervisor.service.world import Cluster, World
 
 ACCEPT_LIMIT: Final = 60.0  # seconds for the checks of a request
 WRITE_LIMIT: Final = 10.0  # seconds in which what is answered must be on the disk
+FORGET_PERIOD: Final = 60.0  # seconds between looks for allocations that ended long ago
 POLL_AGAIN: Final = 5.0  # seconds until a poller that broke is tried again
 STOP_LIMIT: Final = 8.0  # seconds that sbatch may take to answer when the service is to end
 
@@ -136,7 +137,7 @@ class Holder:
     async def run(self) -> None:
         """Hold everything until `leave`, or until the books are dead (raises what killed them)."""
         async with asyncio.TaskGroup() as self._group:
-            helpers = [self._group.create_task(helper) for helper in (self._poll(), self._meter.watch_the_loop())]
+            helpers = [self._group.create_task(helper) for helper in self._helpers()]
             for life in list(self._lives.values()):
                 self._begin(life)
             self._admit()
@@ -151,6 +152,9 @@ class Holder:
         self._told.close()
         if self._book.failed.done():
             self._book.failed.result()
+
+    def _helpers(self) -> tuple[Coroutine[Any, Any, None], ...]:
+        return self._poll(), self._forget_old(), self._meter.watch_the_loop()
 
     def leave(self) -> None:
         """End, and leave everything that runs as it is."""
@@ -199,6 +203,17 @@ class Holder:
         if life.state.phase != before.phase:
             self._begin(life)
             self._admit()
+
+    async def _forget_old(self) -> None:
+        """Of those that have ended the last `keep` are told of; older ones are forgotten, book and all: their receipts
+        are with their runs."""
+        while True:
+            await asyncio.sleep(FORGET_PERIOD)
+            ended = sorted((life for life in self._lives.values() if life.ended), key=lambda life: life.changed_at)
+            for life in ended[: -self._world.settings.keep]:
+                await in_thread(self._book.forget, life.key, limit=ACCEPT_LIMIT)
+                del self._lives[life.key]
+                self._given.pop(life.state.given, None)
 
     def _place(self, life: Life, before: Kept) -> None:
         """Where it stands: in the queue, among those that take room, or in neither."""

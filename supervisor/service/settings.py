@@ -37,11 +37,11 @@ class Settings:
     log_format: str = "auto"
 
 
-BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
+BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "limit": (1, 100_000),
     "patience": (0, 3600),
     "outage": (0, 2_592_000),
-    "keep": (0, 1_000_000),
+    "keep": (1, 1_000_000),
 }
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "log_level": ("debug", "info", "warning", "error"),
@@ -136,6 +136,6 @@ def _wrong(name: str, kind: type[Any], value: Any) -> str:
     if name in BOUNDS:
         least, most = BOUNDS[name]
         right = type(value) is kind and least <= value <= most
-        return "" if right else f"{'an integer' if kind is int else 'a number'}, {least:g}..{most:g}"
+        return "" if right else f"{'an integer' if kind is int else 'a number'}, {least}..{most}"
     right = type(value) is str and (not value or os.path.isabs(value)) and value.isprintable()
     return "" if right else "an absolute path"

@@ -151,6 +151,24 @@ async def test_a_controller_that_is_away_is_waited_for(site: Site, monkeypatch: 
     assert site.slurm.submitted == 1
 
 
+async def test_what_ended_long_ago_is_forgotten(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.service.holder.FORGET_PERIOD", 0.01)
+    site.settings = replace(site.settings, keep=1)
+    async with site.holder() as holder:
+        keys = []
+        for _ in range(3):
+            keys.append((await holder.submit(site.request(), None)).key)
+            await site.until(holder, keys[-1], "ended")
+        async with asyncio.timeout(10):
+            while len(holder.allocations()) > 1:  # noqa: ASYNC110 - nothing is told of what is forgotten
+                await asyncio.sleep(0.005)
+        last = (await told(holder))[-1].seq
+    assert [path.name for path in (site.state / "allocations").iterdir()] == [keys[-1]]
+    async with site.holder() as holder:
+        await holder.submit(site.request(), None)
+        assert (await told(holder, "accepted", last))[0].seq > last
+
+
 # --- admission --------------------------------------------------------------------------------------------------------
 
 

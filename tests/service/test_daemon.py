@@ -1,0 +1,251 @@
+"""The real daemon in a process of its own, with small programs in the place of Slurm's commands: it is killed at any
+moment and started again, and what was accepted comes to its end, once."""
+
+from __future__ import annotations
+
+import getpass
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor import __version__
+
+ALLOCD = [sys.executable, "-m", "supervisor.service.main"]
+LIMIT = 60.0
+
+PLAN = """
+[job]
+name = "bench"
+nodes = 1
+[roles.all]
+ranks = "0"
+command = ["x"]
+[coordinator]
+rank = 0
+[slurm]
+"""
+
+FAKE = """#!/usr/bin/python3 -S
+# Slurm with jobs that run for {seconds} s and fail with 7. A job is a file: jobs/ID holds its script and when it began.
+import os, sys, time
+top, user, name = {top!r}, {user!r}, os.path.basename(sys.argv[0])
+def jobs():
+    for job in sorted(os.listdir(top + "/jobs"), key=int):
+        yield job, open(top + "/jobs/" + job).read(), os.stat(top + "/jobs/" + job).st_mtime
+def over(begun): return time.time() - begun > {seconds}
+if name == "sbatch":
+    number = 100
+    while True:
+        number += 1
+        try:
+            fd = os.open(top + "/jobs/" + str(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            break
+        except FileExistsError:
+            pass
+    os.write(fd, sys.argv[-1].encode())
+    print(number)
+elif name == "squeue":
+    form = " ".join(sys.argv)
+    if "%o" in form:
+        for job, script, begun in jobs():  # those that have ended as well: the controller remembers them for a while
+            print(job + "|" + script)
+    else:
+        for job, script, begun in jobs():
+            state = "FAILED" if over(begun) else "RUNNING"
+            print("|".join([job, job, state, str(int(begun)), "N/A", "N/A", "1000", "0", "None", ""]))
+elif name == "sacct":
+    if "SubmitLine" not in " ".join(sys.argv):
+        for job, script, begun in jobs():
+            state, code, end = ("FAILED", "7:0", str(int(begun) + 1)) if over(begun) else ("RUNNING", "0:0", "Unknown")
+            row = [job, state, code, "0:0", job, str(int(begun)), str(int(begun)), end, user, "c", "node1"]
+            print("|".join(row))
+else:
+    sys.stderr.write("slurm_load_jobs error: Invalid job id specified\\n")
+    sys.exit(1)
+"""
+
+
+class Connection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("allocd", timeout=LIMIT)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(LIMIT)
+        self.sock.connect(self._path)
+
+
+@dataclass
+class Host:
+    """A login node."""
+
+    top: Path
+    environ: dict[str, str]
+    process: subprocess.Popen[str] | None = None
+
+    @property
+    def socket(self) -> str:
+        return str(self.top / "run" / "allocd" / "ctl.sock")
+
+    def start(self, *words: str) -> None:
+        """Start it; returns when it answers."""
+        self.process = subprocess.Popen(
+            [*ALLOCD, *words], env=self.environ, stderr=subprocess.PIPE, text=True, cwd=self.top
+        )
+        deadline = time.monotonic() + LIMIT
+        while time.monotonic() < deadline:
+            try:
+                if self.ask("GET", "/v1/health")["pid"] == self.process.pid:
+                    return
+            except OSError:
+                assert self.process.poll() is None, self.process.communicate()[1]
+                time.sleep(0.01)
+        raise AssertionError("it does not answer")
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        """Send it a signal; its exit code, and what it said."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        said = self.process.communicate(timeout=LIMIT)[1]
+        process, self.process = self.process, None
+        return process.returncode, said
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        connection = Connection(self.socket)
+        try:
+            data = None if body is None else json.dumps(body)
+            kind = {} if body is None else {"Content-Type": "application/json"}
+            connection.request(method, path, data, {**kind, **headers})
+            answer = connection.getresponse()
+            return json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def submit(self, key: str) -> str:
+        request = {
+            "plan": PLAN,
+            "cwd": str(self.top),
+            "directory": str(self.top / "base"),
+            "allocctl": "/nodes/allocctl",
+        }
+        headers = {"Idempotency-Key": key}
+        answer = self.ask("POST", "/v1/allocations", {**request, "environ": {"PATH": self.environ["PATH"]}}, **headers)
+        assert "key" in answer, answer
+        return str(answer["key"])
+
+    def until_all_ended(self, count: int) -> list[dict[str, Any]]:
+        deadline = time.monotonic() + LIMIT
+        while time.monotonic() < deadline:
+            found: list[dict[str, Any]] = self.ask("GET", "/v1/allocations")["allocations"]
+            if len(found) == count and all(each["state"] == "ended" for each in found):
+                return found
+            time.sleep(0.05)
+        raise AssertionError(f"not ended: {found}")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "run").mkdir(mode=0o700)
+    program = FAKE.format(top=str(tmp_path), user=getpass.getuser(), seconds=1.0)
+    for name in ("sbatch", "squeue", "sacct", "scontrol", "scancel"):
+        (tmp_path / "bin" / name).write_text(program)
+        (tmp_path / "bin" / name).chmod(0o755)
+    environ = {
+        "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "XDG_RUNTIME_DIR": str(tmp_path / "run"),
+        "PYTHONPATH": os.getcwd(),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    made = Host(tmp_path, environ)
+    yield made
+    if made.process is not None:
+        made.end(signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_it_holds_allocations_and_ends_in_order(host: Host) -> None:
+    host.start("--log-level", "info")
+    key = host.submit("one")
+    [held] = host.until_all_ended(1)
+    assert (held["key"], held["jobid"], held["verdict"]["code"]) == (key, "101", 7)
+    other = subprocess.run(ALLOCD, env=host.environ, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert other.returncode == 78
+    assert "is held by an allocd already" in other.stderr
+    (host.top / "config" / "allocd").mkdir(parents=True)
+    (host.top / "config" / "allocd" / "allocd.toml").write_text("limit = 3")
+    assert host.process is not None
+    host.process.send_signal(signal.SIGHUP)
+    deadline = time.monotonic() + LIMIT
+    while host.ask("GET", "/v1/health")["limit"] != 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert host.ask("GET", "/v1/health")["limit"] == 3
+    code, said = host.end()
+    assert code == 0, said
+    assert [json.loads(line)["event"] for line in said.splitlines()][-1] == "ended"
+    host.start()
+    assert host.ask("GET", f"/v1/allocations/{key}")["verdict"]["code"] == 7
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_loses_nothing(host: Host) -> None:
+    keys = {}
+    for number in range(8):
+        host.start()
+        keys[f"{number}"] = host.submit(f"{number}")
+        time.sleep(number * 0.02)  # another moment each time; none is the one that matters
+        host.end(signal.SIGKILL)
+    host.start()
+    held = host.until_all_ended(8)
+    assert {each["key"] for each in held} == set(keys.values())
+    assert all(host.submit(given) == key for given, key in keys.items()), "known by their idempotency keys"
+    scripts = Counter(path.read_text() for path in (host.top / "jobs").iterdir())
+    assert set(scripts.values()) == {1}, "no script was submitted twice"
+    known = {each["jobid"] for each in held}
+    assert known == {path.name for path in (host.top / "jobs").iterdir()}, "no job that nobody follows"
+    assert [each["verdict"]["code"] for each in held] == [7] * 8
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["--limit", "0"], 78, "--limit: found 0; expected an integer, 1..100000"),
+        (["--config", "/nowhere"], 78, "/nowhere: no such file"),
+        (["--version"], 0, f"allocd {__version__}"),
+    ],
+)
+def test_what_it_says_before_it_starts(host: Host, words: list[str], code: int, text: str) -> None:
+    done = subprocess.run(
+        [*ALLOCD, *words], env=host.environ, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    assert done.returncode == code
+    assert text in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_link_in_place_of_the_state_directory_is_refused(host: Host) -> None:
+    hosts = host.top / "state" / "allocd" / "hosts"
+    hosts.mkdir(parents=True)
+    (hosts / socket.gethostname()).symlink_to("/tmp")
+    done = subprocess.run(ALLOCD, env=host.environ, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 78
+    assert "is a symbolic link" in done.stderr
