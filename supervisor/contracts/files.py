@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from supervisor.contracts import checksums
 from supervisor.contracts.places import Place
-from supervisor.contracts.reading import Reader, Readers, Reading
+from supervisor.contracts.reading import Reader, Readers, Reading, wrong_first
 from supervisor.contracts.rules import judge_of
 from supervisor.contracts.walk import Match, Pattern, Walk, pattern_of, plain
 from supervisor.core.artifact_table import Artifact
@@ -43,7 +43,7 @@ class Files(Readers):
         return finding
 
     def _look(self, place: Place, last: bool) -> Finding:
-        artifact, reader, walk = place.instance.artifact, self.reader(place), Walk()
+        artifact, reader, walk = place.instance.artifact, self.reader(place), Walk(way=self.way(place))
         pattern, *lists = patterns(place)
         apart = {plain(each) for each in lists}
         matches = walk.below(place.root, place.values["run_dir"], pattern)
@@ -60,7 +60,7 @@ class Files(Readers):
         if not counted:
             what = "a file" if artifact.count == 1 else f"at least {artifact.count} files"
             problems.insert(0, f"{plain(pattern)}: found {len(readings) or 'nothing'}; expected {what}")
-        problems = [*walk.problems, *(problem for reading in readings for problem in reading.problems), *problems]
+        problems = [*walk.problems, *wrong_first(readings), *problems]
         answer: Answer = "pending" if problems else "valid"
         if any(reading.answer == "invalid" for reading in readings):
             answer = "invalid"

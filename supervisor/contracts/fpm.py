@@ -111,7 +111,7 @@ class Fpm(Readers):
         answer about the artifact."""
         contract, names = place.instance.contract_id, _Names(place)
         judges, reader = names.judges(place), self.reader(place)
-        walk = Walk(only=frozenset(_name(path) for path in judges))
+        walk = Walk(only=frozenset(_name(path) for path in judges), way=self.way(place))
         found = walk.below(place.root, place.values["run_dir"], (*names.directory, "*"))
         readings = {match.path: reader.read(match, judges[match.path][1]) for match in found}
         self._ranks[contract] = {
@@ -136,7 +136,10 @@ class Fpm(Readers):
             for path, reading in sorted(readings.items())
         )
         reader.forget(readings, readings if look.unbound else [fact.path for fact in facts if fact.problems])
-        problems = (*walk.problems, *(problem for told in look.problems.values() for problem in told))
+        still = {path for path in look.problems if path not in readings or readings[path].answer == "pending"}
+        still |= look.elsewhere
+        paths = sorted(look.problems, key=lambda path: path in still)  # what is wrong comes first
+        problems = (*walk.problems, *(problem for path in paths for problem in look.problems[path]))
         return Finding(contract, look.answer(), problems, facts, tuple(look.notes))
 
 

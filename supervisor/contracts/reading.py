@@ -45,7 +45,7 @@ from supervisor.contracts.content import (
 from supervisor.contracts.fresh import fresh_status
 from supervisor.contracts.places import Place
 from supervisor.contracts.reader import Apart, ApartError, Busy, Task, progress
-from supervisor.contracts.walk import OURS, Match, kind_of
+from supervisor.contracts.walk import OURS, Match, Way, kind_of
 
 SIZE_CAP: Final = 1 << 30
 """Bytes. No file above this is read: not accepted as JSON, and left without a sha256 otherwise."""
@@ -260,10 +260,15 @@ class Readers:
 
     def __init__(self, places: Iterable[Place]) -> None:
         self._readers = {place.instance.contract_id: Reader() for place in places}
+        self._ways = {contract: Way() for contract in self._readers}
 
     def reader(self, place: Place) -> Reader:
         """The one that remembers this place's files."""
         return self._readers[place.instance.contract_id]
+
+    def way(self, place: Place) -> Way:
+        """How far the way to its root was there."""
+        return self._ways[place.instance.contract_id]
 
     def again(self, place: Place) -> float | None:
         """See Examiner."""
@@ -277,6 +282,12 @@ class Readers:
         """End what is still at work, in whatever thread."""
         for reader in self._readers.values():
             reader.close()
+
+
+def wrong_first(readings: Iterable[Reading]) -> list[str]:
+    """The problems of all files: first of those that are wrong, then of those that may still change."""
+    ordered = sorted(readings, key=lambda reading: reading.answer != "invalid")
+    return [problem for reading in ordered for problem in reading.problems]
 
 
 def signature(status: os.stat_result) -> Signature:

@@ -17,7 +17,7 @@ from typing import Any
 from supervisor.contracts import rules
 from supervisor.contracts.content import Judge, Judged
 from supervisor.contracts.places import Place
-from supervisor.contracts.reading import Readers, Reading
+from supervisor.contracts.reading import Readers, Reading, wrong_first
 from supervisor.contracts.walk import Pattern, Walk, pattern_of, plain
 from supervisor.core.artifact_table import Artifact
 from supervisor.core.artifacts import Answer, FileFact, Finding
@@ -40,7 +40,7 @@ class Sweep(Readers):
 
     def look(self, place: Place) -> Finding:
         """See Examiner."""
-        artifact, reader, walk = place.instance.artifact, self.reader(place), Walk()
+        artifact, reader, walk = place.instance.artifact, self.reader(place), Walk(way=self.way(place))
         readings: list[Reading] = []
         missing: list[str] = []
         for concurrency, pattern in zip(artifact.concurrencies, patterns(place), strict=True):
@@ -51,13 +51,15 @@ class Sweep(Readers):
             if not found:
                 missing.append(f"{plain(pattern)}: found nothing; expected a result of concurrency {concurrency}")
         reader.forget({reading.path for reading in readings})
-        told = [problem for reading in readings for problem in reading.problems]
-        problems = (*dict.fromkeys(walk.problems), *told, *missing)
+        problems = (*dict.fromkeys(walk.problems), *wrong_first(readings), *missing)
         answer: Answer = "pending" if problems else "valid"
         if any(reading.answer == "invalid" for reading in readings):
             answer = "invalid"
-        facts = (FileFact(r.path, r.size, r.sha256, problems=r.problems, mtime_ns=r.mtime_ns) for r in readings)
-        return Finding(place.instance.contract_id, answer, problems, tuple(facts))
+        said: dict[str, tuple[str, ...]] = {}  # a name may hold two concurrencies
+        for reading in readings:
+            said[reading.path] = said.get(reading.path, ()) + reading.problems
+        files = {r.path: FileFact(r.path, r.size, r.sha256, "file", said[r.path], r.mtime_ns) for r in readings}
+        return Finding(place.instance.contract_id, answer, problems, tuple(files.values()))
 
 
 def result(document: Any, options: dict[str, Any]) -> Judged:

@@ -409,6 +409,13 @@ def test_sizes(tmp_path: Path, rules: dict[str, Any], sizes: dict[str, Any], ans
         assert whole(finding) == ["r"]
 
 
+def test_what_is_wrong_is_told_before_what_is_half_written(tmp_path: Path) -> None:
+    put(tmp_path, "a.json", '{"n": ')
+    put(tmp_path, "z.json", '{"n": 2}')
+    finding = look(tmp_path, json_file("*.json", n=FieldRule(equals=1)))
+    assert [problem.split(":")[0] for problem in finding.problems] == ["z.json", "a.json"]
+
+
 def test_a_broken_rule_outweighs_what_is_missing(tmp_path: Path) -> None:
     put(tmp_path, "r.json", '{"n": 3}')
     finding = look(tmp_path, instance("r.json", format="json", size_min=100, fields={"n": FieldRule(equals=4)}))

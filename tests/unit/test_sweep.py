@@ -118,6 +118,13 @@ def test_two_results_of_one_concurrency_must_both_hold(tmp_path: Path) -> None:
     assert look(place(tmp_path)).answer == "pending"
 
 
+def test_a_name_with_two_concurrencies_is_one_file(tmp_path: Path) -> None:
+    put(tmp_path, "r_1_8.json", max_concurrency=8)
+    finding = look(place(tmp_path, "*_{concurrency}*.json", (1, 8)))
+    assert [(fact.path, len(fact.problems)) for fact in finding.files] == [("r_1_8.json", 1)]
+    assert finding.answer == "invalid"
+
+
 def test_one_that_is_wrong_does_not_wait_for_the_others(tmp_path: Path) -> None:
     put(tmp_path, NAME, 0)
     finding = look(place(tmp_path, concurrencies=(4, 8)))
