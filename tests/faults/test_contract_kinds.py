@@ -63,6 +63,15 @@ def test_a_program_that_waits_holds_the_run_until_it_is_ready(local: Local) -> N
     assert (run.code, states(run)) == (0, {"result": "complete"})
 
 
+@pytest.mark.slow
+def test_a_program_that_takes_its_time_holds_no_deadline(local: Local) -> None:
+    artifact = {**RESULT, "checker": ["sleep", "1000"], "checker_timeout": 3600}
+    deadlines = {"finalization": 1}
+    run = local.run(local.plan(client("echo [] > r.json"), coordinator=1, artifacts=[artifact], deadlines=deadlines))
+    assert (run.code, states(run)) == (65, {"result": "late"})
+    assert "checker sleep: found it still at work" in run.receipt()["verdict"]["summary"]
+
+
 def test_a_program_that_finds_something_wrong(local: Local) -> None:
     checker = ["sh", "-c", 'echo "$ALLOCD_FILES of $ALLOCD_CONTRACT is wrong"; exit 20']
     plan = local.plan(client("echo [] > r.json"), coordinator=1, artifacts=[{**RESULT, "checker": checker}])
