@@ -31,6 +31,7 @@ from hypothesis import settings
 from tests.cluster import Cluster
 
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="allocd-state-")  # no test touches its user's own list of runs
+os.environ["ALLOCD_SOCKET"] = "/dev/null"  # nor asks its user's own allocd
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 settings.register_profile("full", deadline=None)  # a busy machine is no failure

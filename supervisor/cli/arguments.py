@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from contextlib import suppress
 from typing import Final
 
@@ -18,3 +19,13 @@ def seconds(text: str) -> float:
         if 0 <= float(text) < math.inf:
             return float(text)
     raise argparse.ArgumentTypeError(f"expected a number of seconds, found {text!r}")
+
+
+def add_socket(parser: argparse.ArgumentParser) -> None:
+    """Who is asked: see `daemon.py`."""
+    parser.add_argument("--socket", metavar="PATH", help="ask who answers there (default: $ALLOCD_SOCKET, else allocd)")
+
+
+def may_be_held(args: argparse.Namespace) -> bool:
+    """Whether allocd is to be asked about `args.run`: a run that is named by its directory is on the disk."""
+    return bool(args.socket or (args.run and os.sep not in args.run))

@@ -1,4 +1,5 @@
-"""Asking who answers on the socket: one request and its answer, by http.client over a Unix socket."""
+"""Asking who answers on the socket, by http.client over a Unix socket: a request and its answer (`ask`), or one whose
+answer goes on and is read by lines (`lines`)."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, Final
 
 from supervisor.service.sockets import NAME, Peer, peer_of, runtime_directory
@@ -16,6 +17,10 @@ LIMIT: Final = 30.0  # seconds for an answer
 
 class NobodyAnswers(Exception):
     """Nothing is there, or it does not answer; the message says what was tried."""
+
+
+class NobodyThere(NobodyAnswers):
+    """There is nobody to connect to: nothing was asked."""
 
 
 class Refused(Exception):
@@ -64,23 +69,63 @@ def listener(path: str) -> Peer | None:
         return None
 
 
-def ask(path: str, method: str, target: str, body: Any = None, limit: float = LIMIT) -> Any:
+def ask(
+    path: str,
+    method: str,
+    target: str,
+    body: Any = None,
+    limit: float = LIMIT,
+    headers: Mapping[str, str] | None = None,
+) -> Any:
     """The document that answers. Raises NobodyAnswers, Refused."""
     connection = _Connection(path, limit)
     try:
-        headers = {} if body is None else {"Content-Type": "application/json"}
-        connection.request(method, target, None if body is None else json.dumps(body), headers)
-        answer = connection.getresponse()
+        answer = _asked(connection, method, target, body, headers)
         data = answer.read()
     except (OSError, http.client.HTTPException) as error:
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise NobodyAnswers(f"nobody answers on {path}: {why}") from None
+        raise _nobody(path, error) from None
     finally:
         connection.close()
-    try:
-        document = json.loads(data) if data else {}
-    except ValueError:
-        raise NobodyAnswers(f"what answers on {path} is not allocd: {data[:100]!r}") from None
+    document = _document(path, data)
     if answer.status >= 400:
         raise Refused(answer.status, document if isinstance(document, dict) else {})
     return document
+
+
+def lines(path: str, target: str, limit: float, headers: Mapping[str, str] | None = None) -> Generator[bytes]:
+    """The lines of an answer that goes on, without their ends, until it ends; `limit`: seconds for each. Raises
+    NobodyAnswers (also when it breaks off), Refused."""
+    connection = _Connection(path, limit)
+    try:
+        answer = _asked(connection, "GET", target, None, headers)
+        if answer.status >= 400:
+            raise Refused(answer.status, _document(path, answer.read()))
+        while line := answer.readline():
+            yield line.rstrip(b"\n")
+    except (OSError, http.client.HTTPException) as error:
+        raise _nobody(path, error) from None
+    finally:
+        connection.close()
+
+
+def _asked(
+    connection: _Connection, method: str, target: str, body: Any, headers: Mapping[str, str] | None
+) -> http.client.HTTPResponse:
+    """The answer's head. Raises OSError, HTTPException."""
+    media = {} if body is None else {"Content-Type": "application/json"}
+    connection.request(method, target, None if body is None else json.dumps(body), {**media, **(headers or {})})
+    return connection.getresponse()
+
+
+def _document(path: str, data: bytes) -> Any:
+    """Raises NobodyAnswers."""
+    try:
+        return json.loads(data) if data else {}
+    except ValueError:
+        raise NobodyAnswers(f"what answers on {path} is not allocd: {data[:100]!r}") from None
+
+
+def _nobody(path: str, error: Exception) -> NobodyAnswers:
+    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    nobody = isinstance(error, FileNotFoundError | ConnectionRefusedError)  # only connecting ends so
+    return (NobodyThere if nobody else NobodyAnswers)(f"nobody answers on {path}: {why}")

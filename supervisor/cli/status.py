@@ -1,4 +1,5 @@
-"""`allocctl status`: what a run is doing, or how it ended. Reads the run directory; no daemon needed."""
+"""`allocctl status`: what a run is doing, or how it ended, by its directory; and what allocd knows besides, where it
+holds it: the queue, Slurm's word, what keeps it from doing more."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from supervisor.cli.arguments import add_socket, may_be_held
 from supervisor.cli.output import refuse
 from supervisor.core import codes
-from supervisor.runs.registry import NoSuchRun, attempt_of, find_run, later_runs
+from supervisor.runs.registry import JOURNAL, NoSuchRun, attempt_of, find_run, later_runs
 from supervisor.runs.saved import Document, Unreadable, run_document
 
 
@@ -18,26 +20,60 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """The verb's arguments."""
     parser = subparsers.add_parser("status", help="what a run is doing, or how it ended")
     parser.add_argument("run", nargs="?", help="the run's id or directory (default: this allocation's)")
+    add_socket(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the status. 0 when it could be told, 69 when there is no such run."""
     try:
-        directory = find_run(args.run)
+        held = _held(args)
+    except NoSuchRun as error:
+        return refuse(args, error, codes.UNREACHABLE)
+    try:
+        directory = held_directory(held, args.run) or find_run(args.run)
         document, over = run_document(directory)
     except NoSuchRun as error:
         from supervisor.cli.submitted import tell_job
 
-        return tell_job(args, error)
+        return tell_job(args, error, held)
     except Unreadable as error:
         return refuse(args, error, codes.UNREACHABLE)
     last = last_attempt(directory)
     if args.json:
-        print(json.dumps({**summary(document, over), "last_attempt": last}, indent=1))
+        print(json.dumps({**summary(document, over), "last_attempt": last, "allocation": held}, indent=1))
     else:
-        print("\n".join(_lines(document, over, last)))
+        print("\n".join([*_lines(document, over, last), *held_lines(held)]))
     return codes.OK
+
+
+def _held(args: argparse.Namespace) -> Document | None:
+    """The allocation, where allocd holds it. Raises NoSuchRun when one who was named does not answer."""
+    if not may_be_held(args):
+        return None
+    from supervisor.cli.daemon import held
+
+    return held(args)
+
+
+def held_directory(held: Document | None, name: str | None) -> str | None:
+    """The directory of the run that is meant where the whole allocation is named, if it is seen from here."""
+    if held is None or name not in (held["key"], held["jobid"]):
+        return None
+    directory: str | None = held["run_dir"]
+    return directory if directory and os.path.exists(os.path.join(directory, JOURNAL)) else None
+
+
+def held_lines(held: Document | None) -> Iterator[str]:
+    """What allocd knows besides."""
+    if held is None:
+        return
+    from supervisor.cli.daemon import standing
+
+    if held["state"] != "ended":
+        yield f"  allocd holds it as {held['key']}: {standing(held)}"
+    if held["trouble"]:
+        yield f"  {held['trouble']}"
 
 
 def last_attempt(run_dir: str) -> str | None:

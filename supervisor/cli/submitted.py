@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from supervisor.cli.output import complain, put_lines, refuse
-from supervisor.cli.status import last_attempt, state
+from supervisor.cli.status import held_lines, last_attempt, state
 from supervisor.core import codes
 from supervisor.core.parts import parse_target
 from supervisor.core.submission import Submission
@@ -20,26 +20,55 @@ from supervisor.runs.saved import run_document
 from supervisor.runs.target import Target, submitted_target
 
 
-def tell_job(args: argparse.Namespace, error: NoSuchRun) -> int:
-    """What is known of a job that has no run of its own; `error` is what is said where nothing is."""
-    found = _submission(args.run)
+def tell_job(args: argparse.Namespace, error: NoSuchRun, held: Document | None = None) -> int:
+    """What is known of a job that has no run of its own; `error` is what is said where nothing is. `held`: the
+    allocation as allocd has it."""
+    found = _submission(held["jobid"] if held else args.run)
     if found is None:
-        return refuse(args, error, codes.UNREACHABLE)
+        return _tell_held(args, held) if held else _tell_unknown(args, error)
     submission, target = found
     parts = [_part(unit) for unit in target.units]
     if args.json:
-        told = {"jobid": target.jobid, "run_id": None, "name": submission.name, "submission": submission.to_dict()}
+        told: Document = {
+            "jobid": target.jobid,
+            "run_id": None,
+            "name": submission.name,
+            "submission": submission.to_dict(),
+        }
         verdict = None if target.array else parts[0]["verdict"]
-        print(json.dumps({"schema_version": 1, **told, "verdict": verdict, "parts": parts}, indent=1))
+        told |= {"verdict": verdict, "parts": parts, "allocation": held}
+        print(json.dumps({"schema_version": 1, **told}, indent=1))
         return codes.OK
     print(f"{target.jobid}  {submission.name}  submitted {submission.asked} by {submission.user}")
     for part in parts:
         print(f"  {part['run_id'] or part['jobid']}: {part['text']}")
         if not target.array and (output := target.output_of(part["jobid"])) and os.path.exists(output):
             print(f"  its batch script's output: {output}")
+    for line in held_lines(held):
+        print(line)
     if not all(part["verdict"] for part in parts):
         print(f"  `allocctl wait {target.shown}` follows it to its end, `allocctl verify {target.shown}` tells the end")
     return codes.OK
+
+
+def _tell_held(args: argparse.Namespace, held: Document) -> int:
+    """What allocd alone knows: no job is there yet, or its files are not seen from here."""
+    from supervisor.cli.daemon import names_of, standing
+
+    if args.json:
+        known = {"jobid": held["jobid"], "run_id": held["run_id"], "name": held["name"], "verdict": held["verdict"]}
+        print(json.dumps({"schema_version": 1, **known, "allocation": held}, indent=1))
+        return codes.OK
+    print(f"{names_of(held)}  {held['name']}\n{standing(held)}")
+    if held["trouble"]:
+        print(f"  {held['trouble']}")
+    return codes.OK
+
+
+def _tell_unknown(args: argparse.Namespace, error: NoSuchRun) -> int:
+    from supervisor.cli.daemon import with_hosts
+
+    return refuse(args, with_hosts(error), codes.UNREACHABLE)
 
 
 def tell_output(args: argparse.Namespace, error: NoSuchRun) -> int:

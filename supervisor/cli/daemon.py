@@ -1,0 +1,271 @@
+"""allocd as the verbs see it: where it answers, what it holds, and what is said where it does not answer.
+
+    --socket PATH        this one, and no other: one that does not answer is an error
+    $ALLOCD_SOCKET       this one
+    else                 where allocd of this user answers on this host (`service/sockets.py`)
+
+Verbs that can do without it go on with what lies on the disk when nobody answers; the others end with 69 and say how to
+start one, or on which login node it is: sockets are a host's own, and $HOME is not. A run that answers for itself
+(`allocctl run --serve`) is named by its socket's path, or by its run directory, which holds that path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import stat
+import time
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from supervisor.core import codes
+from supervisor.runs.registry import NoSuchRun
+from supervisor.service.place import Owner, owners
+from supervisor.service.sockets import NAME, runtime_directory
+
+if TYPE_CHECKING:
+    from supervisor.cli.asking import NobodyAnswers, Refused
+
+Document = dict[str, Any]
+
+CTL_PATH: Final = "ctl.path"
+LOOK_LIMIT: Final = 5.0  # seconds that a verb waits for an answer that it can do without
+NEW_LIMIT: Final = 90.0  # seconds for what has to be checked and put on the disk
+SILENCE: Final = 45.0  # seconds: a stream that lives says something each 15
+AWAY: Final = 30.0  # seconds that one which has answered may be away: it is started anew
+PAUSE: Final = 0.5
+PAGE: Final = 1000
+SETTLED: Final = ("pending", "running", "ending", "ended")
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+\-]{0,127}")
+_CODES: Final = {
+    "not_found": codes.UNREACHABLE,
+    "gone": codes.UNREACHABLE,
+    "timeout": codes.UNREACHABLE,
+    "busy": codes.UNREACHABLE,
+    "unavailable": codes.UNREACHABLE,
+    "storage": codes.UNREACHABLE,
+    "fault": codes.FAULT,
+}
+"""Exit codes by a problem's kind; with the others something has to be asked otherwise (78)."""
+
+
+class Absent(NoSuchRun):
+    """Nobody answers whom the verb needs, or not with what it needs; the message says what to do."""
+
+
+class Daemon:
+    """Who answers on one socket."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def ask(self, method: str, target: str, body: Any = None, limit: float = LOOK_LIMIT, **headers: str) -> Any:
+        """See `asking.ask`; names of headers are written with underscores."""
+        from supervisor.cli.asking import ask
+
+        fields = {name.replace("_", "-"): text for name, text in headers.items()}
+        return ask(self.path, method, target, body, limit, fields)
+
+    def find(self, name: str) -> Document | None:
+        """The allocation that it holds by this name. Raises NobodyAnswers, Refused."""
+        from supervisor.cli.asking import Refused
+
+        try:
+            return dict(self.ask("GET", allocation(name)))
+        except Refused as refused:
+            if refused.status == 404:
+                return None
+            raise
+
+    def allocations(self, states: list[str], name: str | None = None) -> Iterator[Document]:
+        """All that fit, in the order in which they were accepted. Raises NobodyAnswers, Refused."""
+        query = [f"limit={PAGE}", *(f"state={state}" for state in states)]
+        query += [f"name={quote(name, safe='')}"] if name else []
+        page = self.ask("GET", f"/v1/allocations?{'&'.join(query)}")
+        while True:
+            yield from page["allocations"]
+            if page["next"] is None:
+                return
+            page = self.ask("GET", f"/v1/allocations?{'&'.join([*query, 'after=' + page['next']])}")
+
+    def create(self, target: str, body: Document, key: str) -> Document:
+        """Ask for a new allocation. The answer may be lost, and is asked for again: by `key` it is the same one. Raises
+        NobodyThere when nothing was asked, NobodyAnswers when it is not known whether it was accepted, Refused."""
+        from supervisor.cli.asking import NobodyAnswers, NobodyThere
+
+        deadline: float | None = None
+        while True:
+            try:
+                return dict(self.ask("POST", target, body, NEW_LIMIT, Idempotency_Key=key))
+            except NobodyAnswers as error:
+                if deadline is None and isinstance(error, NobodyThere):
+                    raise
+                deadline = deadline or time.monotonic() + AWAY
+                if time.monotonic() > deadline:
+                    raise NobodyAnswers(str(error)) from None
+            time.sleep(PAUSE)
+
+    def events(self, name: str | None = None, deadline: float | None = None) -> Generator[Document | None]:
+        """Events of one allocation, or of all, from the oldest that is kept, and None for each sign of life without
+        one: then everything has been told that was known. One who goes away is waited for. `deadline`: of the
+        monotonic clock, at which they end. Raises NobodyAnswers, Refused."""
+        from supervisor.cli.asking import NobodyAnswers, Refused
+
+        target = f"{allocation(name)}/events" if name else "/v1/events"
+        last: int | None = None
+        heard = -math.inf
+        while deadline is None or time.monotonic() < deadline:
+            try:
+                for found in self._stream(target, last, deadline):
+                    heard = time.monotonic()
+                    last = found["seq"] if found else last
+                    yield found
+            except NobodyAnswers:
+                if time.monotonic() - heard > AWAY:
+                    raise
+            except Refused as refused:
+                if refused.status != 410 or last is None:
+                    raise
+                last = None  # too long ago: what is kept now is told again
+            time.sleep(PAUSE)
+
+    def _stream(self, target: str, last: int | None, deadline: float | None) -> Iterator[Document | None]:
+        from supervisor.cli.asking import lines
+
+        limit = SILENCE if deadline is None else max(0.01, min(SILENCE, deadline - time.monotonic()))
+        headers = {} if last is None else {"Last-Event-ID": str(last)}
+        for line in lines(self.path, target, limit, headers):
+            if line.startswith(b"data: "):
+                yield json.loads(line.removeprefix(b"data: "))
+            elif line.startswith(b":"):
+                yield None
+            if deadline is not None and time.monotonic() >= deadline:
+                return
+
+
+def allocation(name: str) -> str:
+    """The path of an allocation, or of one by that name."""
+    return f"/v1/allocations/{quote(name, safe='')}"
+
+
+# --- finding one ------------------------------------------------------------------------------------------------------
+
+
+def daemon_at(args: argparse.Namespace) -> Daemon | None:
+    """Who may answer; None where there is no socket: a look, nobody is asked."""
+    if args.socket:
+        return Daemon(os.path.abspath(args.socket))
+    path = os.environ.get("ALLOCD_SOCKET") or os.path.join(runtime_directory(os.environ), NAME)
+    return Daemon(path) if _is_socket(path) else None
+
+
+def daemon_needed(args: argparse.Namespace) -> Daemon:
+    """The same for a verb that cannot do without. Raises Absent."""
+    found = daemon_at(args)
+    if found is None:
+        raise Absent(f"no allocd answers here: {advice()}")
+    return found
+
+
+def holder(args: argparse.Namespace, name: str | None) -> tuple[Daemon, Document] | None:
+    """Who holds the allocation with that name, and how it is; None where nobody does, or nobody answers who was not
+    named. Raises Absent."""
+    from supervisor.cli.output import complain
+
+    if not name or not _NAME.fullmatch(name) or (daemon := daemon_at(args)) is None:
+        return None
+    from supervisor.cli.asking import NobodyAnswers, NobodyThere, Refused
+
+    try:
+        document = daemon.find(name)
+    except Refused as error:
+        raise Absent(f"{daemon.path} answers: {error}") from None
+    except NobodyAnswers as error:
+        if args.socket:
+            raise Absent(str(error)) from None
+        if not isinstance(error, NobodyThere):  # a killed daemon leaves its socket
+            complain(f"{error}: told by what is on the disk")
+        return None
+    cluster = getattr(args, "cluster", None)
+    if document is None or (cluster and document["cluster"] not in (None, cluster)):
+        return None
+    return daemon, document
+
+
+def held(args: argparse.Namespace) -> Document | None:
+    """The allocation that `args.run` names, where it is held. Raises Absent."""
+    found = holder(args, args.run)
+    return found[1] if found else None
+
+
+def served_run(run_dir: str) -> Daemon | None:
+    """A run that answers for itself."""
+    try:
+        with open(os.path.join(run_dir, CTL_PATH), encoding="utf-8", errors="surrogateescape") as file:
+            path = file.read().strip()
+    except OSError:
+        return None
+    return Daemon(path) if _is_socket(path) else None
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def advice() -> str:
+    """What to do where nobody answers."""
+    if found := elsewhere():
+        hosts = " and ".join(f"{owner.host} (since {owner.since})" for owner in found)
+        return f"yours runs on {hosts}: ask there"
+    return "start one with `allocctl service install`, or `allocd &`"
+
+
+def elsewhere() -> list[Owner]:
+    """The daemons of this user that hold their state on other hosts."""
+    return [owner for owner in owners(os.environ) if owner.alive is None]
+
+
+def with_hosts(error: object) -> str:
+    """What was not found here may be known to a daemon on another login node."""
+    found = elsewhere()
+    return f"{error}; {advice()}" if found else str(error)
+
+
+def code_of(error: Absent | NobodyAnswers | Refused) -> int:
+    """The exit code."""
+    problem = getattr(error, "problem", None)
+    if problem is None:
+        return codes.UNREACHABLE
+    return _CODES.get(str(problem.get("kind")), codes.CONFIG)
+
+
+def names_of(held: Document) -> str:
+    """An allocation, as people know it."""
+    names = [f"job {held['jobid']}"] if held["jobid"] else []
+    names += [f"run {held['run_id']}"] if held["run_id"] and held["run_id"] != held["jobid"] else []
+    return f"{held['key']} ({', '.join(names)})" if names else str(held["key"])
+
+
+def standing(held: Document) -> str:
+    """How an allocation is, in a line."""
+    if verdict := held["verdict"]:
+        return f"{verdict['outcome']}, exit code {verdict['code']} ({verdict['origin']}): {verdict['summary']}"
+    text = str(held["state"])
+    if held["position"]:
+        text += f", number {held['position']} in the queue"
+    if held["slurm"]:
+        text += f", {held['slurm']}" + (f" ({held['reason']})" if held["reason"] else "")
+    if held["stopping"]:
+        text += f", told to {held['stopping']}"
+    return text

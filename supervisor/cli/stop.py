@@ -1,0 +1,206 @@
+"""`allocctl stop`: an orderly end of a run, by its engine; with `--cancel`, scancel of a job that was submitted here.
+
+    allocd holds it            it is asked, and sees to it, also if the engine is not there yet
+    the engine is on this host SIGTERM, to a process that is known to be the run's engine
+    it is in a job             SIGTERM to the batch script by `scancel --batch`: no node's socket is reached from here
+
+That a stop was asked for is all that is known when this ends: `allocctl wait` tells how the run ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+from supervisor.cli.arguments import add_socket
+from supervisor.cli.daemon import (
+    Absent,
+    Daemon,
+    Document,
+    allocation,
+    code_of,
+    holder,
+    names_of,
+    standing,
+    with_hosts,
+)
+from supervisor.cli.output import complain, refuse, tell
+from supervisor.core import codes
+from supervisor.runs.registry import NoSuchRun, default_run, find_run
+
+if TYPE_CHECKING:
+    from supervisor.runs.target import Target
+    from supervisor.scheduler.client import SlurmClient
+
+
+class Cannot(Exception):
+    """It cannot be stopped so; `code` is the exit code."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The verb's arguments."""
+    parser = subparsers.add_parser("stop", help="end a run in order, or cancel its job")
+    parser.add_argument("run", nargs="?", help="a run's id or directory, a job's id, or allocd's key")
+    parser.add_argument("--cancel", action="store_true", help="scancel its job, which was submitted here")
+    parser.add_argument("-M", "--cluster", help="the job's cluster, where there are several")
+    add_socket(parser)
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON document")
+    output.add_argument("-q", "--quiet", action="store_true", help="say nothing unless something is wrong")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask for the end. 0: it was asked for, or has come already; 69 when the run cannot be reached; 78 when it may not
+    be ended so; 1 when Slurm did not take it."""
+    from supervisor.cli.asking import NobodyAnswers, Refused
+    from supervisor.runs.saved import Unreadable
+
+    try:
+        name = args.run or default_run()
+        found = holder(args, name)
+        if found is not None:
+            return _by_daemon(args, *found)
+        text = _cancel(args, name) if args.cancel else _stop(args, name)
+    except Cannot as error:
+        return refuse(args, error, error.code)
+    except (Absent, NobodyAnswers, Refused) as error:
+        return refuse(args, error, code_of(error))
+    except NoSuchRun as error:
+        return refuse(args, with_hosts(error), codes.UNREACHABLE)
+    except Unreadable as error:
+        return refuse(args, error, codes.UNREACHABLE)
+    return _done(args, text, None)
+
+
+def _done(args: argparse.Namespace, text: str, held: Document | None) -> int:
+    if not args.quiet:
+        complain(text)
+    if args.json:
+        tell(json.dumps({"schema_version": 1, "text": text, "exit": codes.OK, "allocation": held}, ensure_ascii=False))
+    return codes.OK
+
+
+def _by_daemon(args: argparse.Namespace, daemon: Daemon, held: Document) -> int:
+    """Raises NobodyAnswers, Refused."""
+    if held["state"] == "ended":
+        return _done(args, f"{names_of(held)} has ended already: {standing(held)}", held)
+    how = "cancel" if args.cancel else "stop"
+    held = daemon.ask("POST", f"{allocation(held['key'])}/stop", {"how": how}, 30.0)
+    if held["state"] == "ended":
+        text = f"{names_of(held)} was withdrawn before it became a job"
+    else:
+        what = "its job is being cancelled" if args.cancel else "it is told to end in order"
+        text = f"{names_of(held)}: {what}; `allocctl wait {held['jobid'] or held['key']}` tells its end"
+    return _done(args, text, held)
+
+
+# --- without a daemon -------------------------------------------------------------------------------------------------
+
+
+def _stop(args: argparse.Namespace, name: str) -> str:
+    """What was done. Raises Cannot, NoSuchRun, Unreadable."""
+    from supervisor.runs.saved import run_document
+    from supervisor.runs.target import run_target
+
+    try:
+        directory = find_run(name)
+    except NoSuchRun:
+        if (target := _submitted(name, args.cluster)) is None:
+            raise
+        text = f"job {target.jobid} has no run yet: `allocctl stop --cancel {target.jobid}` cancels the job"
+        raise Cannot(text, codes.UNREACHABLE) from None
+    document, over = run_document(directory)
+    run_id = document["run_id"]
+    if over:
+        return f"run {run_id} has ended already"
+    if document["alive"] is False:
+        raise Cannot(f"run {run_id} has no engine any more: its agents end its ranks by themselves", codes.UNREACHABLE)
+    if document["alive"]:
+        return _signal(directory, run_id)
+    target = run_target(directory)
+    if target.alone:
+        raise Cannot(f"the engine of run {run_id} is on {document['host']}: stop it there", codes.UNREACHABLE)
+    if trouble := asyncio.run(_client(args.cluster or _cluster(target.jobid)).signal_batch(target.jobid, "TERM")):
+        raise Cannot(f"job {target.jobid} was not told to stop: {trouble}", codes.FAILED)
+    return (
+        f"the batch script of job {target.jobid} was sent SIGTERM, and run {run_id} ends in order if its engine is "
+        f"the script's own process; `allocctl wait {target.jobid}` tells its end"
+    )
+
+
+def _signal(directory: str, run_id: str) -> str:
+    """Raises Cannot, Unreadable."""
+    from supervisor.service.adopting import stop
+
+    if not stop(directory):
+        return f"run {run_id} has just ended"
+    return f"the engine of run {run_id} was sent SIGTERM, and ends it in order"
+
+
+def _cancel(args: argparse.Namespace, name: str) -> str:
+    """What was done. Raises Cannot, NoSuchRun, Unreadable."""
+    from supervisor.runs.target import run_target
+
+    target = _submitted(name, args.cluster)
+    if target is None:
+        run = run_target(find_run(name))
+        target = None if run.alone else _submitted(run.jobid, args.cluster)
+        if target is None:
+            has_job = run.jobid[0].isdecimal()
+            whose = f"job {run.jobid} was not submitted by allocctl here" if has_job else f"run {name} has no job"
+            raise Cannot(f"{whose}: only who made a job cancels it, with scancel; `stop` ends the run", codes.CONFIG)
+    if trouble := asyncio.run(_cancelled(target)):
+        raise Cannot(f"job {target.jobid} was not cancelled: {trouble}", codes.FAILED)
+    return f"job {target.jobid} is being cancelled; `allocctl wait {target.shown}` tells its end"
+
+
+async def _cancelled(target: Target) -> str:
+    """Cancel the job, if it is the one that was submitted: ids come again, and its script is its own. Why that failed,
+    or ""."""
+    from supervisor.core.settling import ids_in_queue, squeue_commands_argv
+    from supervisor.runs.registry import submission_of
+
+    submission, client = submission_of(target.jobid), _client(target.cluster)
+    if submission is None:
+        return "the record of its submission is gone"
+    queue = await client.run(squeue_commands_argv(target.cluster))
+    if queue.returncode != 0:
+        return queue.trouble or f"squeue ended with {queue.returncode}: {queue.stderr.strip()[-300:]}"
+    if submission.jobid not in ids_in_queue(queue.stdout, submission.script):
+        return "Slurm's queue has no job of yours with that id and this script any more: it is over"
+    return await client.cancel_job(target.jobid)
+
+
+def _submitted(name: str, cluster: str | None) -> Target | None:
+    """The job that a name means, where `allocctl submit` made it; None for that of another cluster, too."""
+    from supervisor.core.parts import parse_target
+    from supervisor.runs.registry import submission_of
+    from supervisor.runs.target import submitted_target
+
+    try:
+        jobid = parse_target(name).jobid
+    except ValueError:
+        return None
+    submission = submission_of(jobid)
+    if submission is None or (cluster and submission.cluster != cluster):
+        return None
+    return submitted_target(submission, jobid)
+
+
+def _cluster(jobid: str) -> str | None:
+    from supervisor.runs.registry import submission_of
+
+    submission = submission_of(jobid)
+    return submission.cluster if submission else None
+
+
+def _client(cluster: str | None) -> SlurmClient:
+    from supervisor.scheduler.client import SlurmClient
+
+    return SlurmClient(cluster=cluster)

@@ -1,0 +1,207 @@
+"""allocctl's verbs with somebody who answers on the socket, and with nobody."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from supervisor.cli.daemon import Daemon
+from supervisor.core import codes
+from supervisor.service.place import OWNER, Owner
+from tests.service.desk import Desk
+
+ENDED = {"outcome": "failure", "code": 7, "origin": "native", "reason": "native", "summary": "rank 0 ended with 7"}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "nothing"))
+    for name in ("ALLOCD_RUNS", "ALLOCD_RUN_DIR", "SLURM_JOB_ID", "STATE_DIRECTORY", "ALLOCD_SOCKET"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def desk(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Desk]:
+    with Desk(home, capfd).open() as desk:
+        monkeypatch.setenv("ALLOCD_SOCKET", desk.path)
+        yield desk
+
+
+@pytest.fixture
+def nobody(home: Path, capfd: pytest.CaptureFixture[str]) -> Desk:
+    """Nobody answers here."""
+    return Desk(home, capfd)
+
+
+# --- list -------------------------------------------------------------------------------------------------------------
+
+
+def test_list(desk: Desk) -> None:
+    desk.do(desk.world.put, slurm="RUNNING", run_id="1001")
+    desk.do(desk.world.put, state="queued", jobid=None, position=1, name="second\x1b[2J")
+    desk.do(desk.world.put, state="ended", verdict=ENDED)
+    said = desk.say("list")
+    assert said.code == 0
+    assert said.out.splitlines() == [
+        "KEY  JOB   STATE    SLURM    NAME           RUN",
+        "a1   1001  running  RUNNING  bench          1001",
+        "a2   -     queued   -        second\\x1b[2J  -     number 1 in the queue",
+    ]
+    assert "failure (7)" in desk.say("list", "--all").out
+    assert desk.say("list", "-q", "--all").out.split() == ["1001", "a2", "1003"]
+    found = desk.say("list", "--state", "ended", "--json").document
+    assert [item["key"] for item in found["allocations"]] == ["a3"] and found["held"]
+    assert "nothing is held that has not ended" in desk.say("list", "--name", "other").err
+
+
+def test_list_reads_all_pages(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.cli.daemon.PAGE", 2)
+    for _ in range(5):
+        desk.do(desk.world.put)
+    assert len(desk.say("list", "-q").out.split()) == 5
+
+
+def test_list_without_a_daemon(nobody: Desk, home: Path) -> None:
+    plan = home / "plan.toml"
+    plan.write_text('[job]\nname = "b"\nnodes = 1\n[roles.all]\nranks = "0"\ncommand = ["sh", "-c", "exit 3"]\n'
+                    "[coordinator]\nrank = 0\n")  # fmt: skip
+    assert nobody.say("run", "--local", "-q", plan).code == 3
+    said = nobody.say("list", "--all", "--json")
+    assert said.code == 0 and "allocctl service install" in said.err
+    (found,) = said.document["allocations"]
+    assert (found["state"], found["verdict"]["code"], said.document["held"]) == ("ended", 3, False)
+    assert nobody.say("list").out == ""
+
+
+def test_who_was_named_must_answer(nobody: Desk, home: Path) -> None:
+    for words in (["list"], ["status", "a1"], ["watch"], ["stop", "a1"]):
+        said = nobody.say(*words, "--socket", home / "none.sock")
+        assert said.code == codes.UNREACHABLE and "none.sock" in said.err, words
+
+
+# --- status -----------------------------------------------------------------------------------------------------------
+
+
+def test_status_of_what_has_no_job_yet(desk: Desk) -> None:
+    desk.do(desk.world.put, state="queued", jobid=None, position=3, trouble="the controller is away")
+    said = desk.say("status", "a1")
+    assert said.out.splitlines() == ["a1  bench", "queued, number 3 in the queue", "  the controller is away"]
+    assert desk.say("status", "a1", "--json").document["allocation"]["position"] == 3
+
+
+def test_status_of_a_run_tells_both(desk: Desk, home: Path) -> None:
+    plan = home / "plan.toml"
+    plan.write_text(
+        '[job]\nname = "b"\nnodes = 1\n[roles.all]\nranks = "0"\ncommand = ["true"]\n[coordinator]\nrank = 0\n'
+    )
+    ran = desk.say("run", "--local", "--json", plan).document
+    desk.do(desk.world.put, run_id=ran["run_id"], run_dir=ran["run_dir"], slurm="COMPLETING", stopping="stop")
+    for name in ("a1", "1001", ran["run_id"]):
+        said = desk.say("status", name)
+        assert said.out.startswith(f"{ran['run_id']}  b") and said.code == 0
+        assert "allocd holds it as a1: running, COMPLETING, told to stop" in said.out
+    assert "allocd" not in desk.say("status", ran["run_dir"]).out
+
+
+def test_status_goes_on_when_a_daemon_was_killed(home: Path, nobody: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = home / "dead.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(dead))
+    monkeypatch.setenv("ALLOCD_SOCKET", str(dead))
+    said = nobody.say("status", "4711")
+    assert said.code == codes.UNREACHABLE and "no run '4711'" in said.err and "dead.sock" not in said.err
+
+
+def test_another_login_node_is_named(nobody: Desk, home: Path) -> None:
+    place = home / "state/allocd/hosts/login7"
+    place.mkdir(parents=True)
+    (place / OWNER).write_text(json.dumps(asdict(Owner("login7", "boot", 1, 1, "2026-01-02T03:04:05Z"))))
+    for words in (["status", "4711"], ["stop", "4711"], ["watch"], ["list"]):
+        assert "login7 (since 2026-01-02T03:04:05Z): ask there" in nobody.say(*words).err, words
+
+
+# --- stop -------------------------------------------------------------------------------------------------------------
+
+
+def test_stop_and_cancel(desk: Desk) -> None:
+    desk.do(desk.world.put)
+    said = desk.say("stop", "1001")
+    assert (said.code, said.out) == (0, "")
+    assert "a1 (job 1001): it is told to end in order" in said.err
+    assert desk.say("stop", "--cancel", "a1", "--json").document["allocation"]["stopping"] == "cancel"
+    desk.do(desk.world.put, state="ended", verdict=ENDED)
+    assert "has ended already: failure, exit code 7" in desk.say("stop", "a2").err
+
+
+def test_stop_without_a_daemon_signals_the_engine(nobody: Desk, home: Path) -> None:
+    plan = home / "plan.toml"
+    plan.write_text(
+        '[job]\nname = "b"\nnodes = 1\n[roles.all]\nranks = "0"\ncommand = ["sleep", "60"]\n[coordinator]\nrank = 0\n'
+    )
+    argv = [sys.executable, "-m", "supervisor.cli.main", "run", "--local", "--json", str(plan)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as engine:
+        assert engine.stderr is not None
+        for line in engine.stderr:
+            if "started" in line:
+                break
+        (run,) = (home / "runs").glob("local-*")
+        said = nobody.say("stop", run.name)
+        assert said.code == 0 and "was sent SIGTERM" in said.err
+        engine.communicate(timeout=30)
+    assert engine.returncode == codes.STOPPED
+    assert "has ended already" in nobody.say("stop", run.name).err
+    refused = nobody.say("stop", "--cancel", run.name)
+    assert refused.code == codes.CONFIG and "has no job" in refused.err
+
+
+# --- watch ------------------------------------------------------------------------------------------------------------
+
+
+def test_watch_needs_a_daemon(nobody: Desk) -> None:
+    said = nobody.say("watch", "4711")
+    assert said.code == codes.UNREACHABLE
+    assert "allocctl service install" in said.err and "allocctl wait 4711" in said.err
+
+
+def test_watch_one_to_its_end(desk: Desk) -> None:
+    for _ in range(2):
+        desk.do(desk.world.put)
+    desk.do(desk.world.tell, "a1", "state", state="pending", slurm="PENDING")
+    desk.do(desk.world.tell, "a2", "state", state="running", slurm="RUNNING")
+    desk.do(desk.world.tell, "a1", "ended", state="ended", verdict=ENDED)
+    said = desk.say("watch", "a1", "--since", "0")
+    assert said.code == 0
+    assert [line.split(maxsplit=2)[2] for line in said.out.splitlines()] == [
+        "state       PENDING",
+        "ended       failure, exit code 7 (native): rank 0 ended with 7",
+    ]
+    seen = [json.loads(line) for line in desk.say("watch", "a1", "--since", "1", "--json").out.splitlines()]
+    assert [event["seq"] for event in seen] == [3]
+
+
+def test_events_go_on_after_a_daemon_was_away(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    seen: list[int] = []
+    first, second = Desk(home, capfd), Desk(home, capfd)
+    with first.open():
+        first.do(first.world.put)
+        first.do(first.world.tell, "a1", "state")
+        events = Daemon(first.path).events("a1")
+        seen += [event["seq"] for event in [next(events)] if event]
+    with second.open():
+        second.do(second.world.put)
+        for _ in range(3):
+            second.do(second.world.tell, "a1", "state")
+        seen += [event["seq"] for event in [next(events), next(events)] if event]
+        events.close()
+    assert seen == [1, 2, 3]
