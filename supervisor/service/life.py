@@ -145,6 +145,7 @@ class Life:
                 for _, task in self._slots.values():
                     task.cancel()
         if self.ended:
+            self.ranks = {}  # its receipt tells of them, and thousands of ended ones may be held
             await in_thread(self._forget_request, limit=FILES)
 
     def interrupt(self) -> None:

@@ -4,38 +4,20 @@ moment and started again, and what was accepted comes to its end, once."""
 from __future__ import annotations
 
 import getpass
-import http.client
 import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from supervisor import __version__
-
-ALLOCD = [sys.executable, "-m", "supervisor.service.main"]
-LIMIT = 60.0
-
-PLAN = """
-[job]
-name = "bench"
-nodes = 1
-[roles.all]
-ranks = "0"
-command = ["x"]
-[coordinator]
-rank = 0
-[slurm]
-"""
+from tests.service.host import ALLOCD, LIMIT, Host
 
 FAKE = """#!/usr/bin/python3 -S
 # Slurm with jobs that run for {seconds} s and fail with 7. A job is a file: jobs/ID holds its script and when it began.
@@ -77,87 +59,6 @@ else:
 """
 
 
-class Connection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("allocd", timeout=LIMIT)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(LIMIT)
-        self.sock.connect(self._path)
-
-
-@dataclass
-class Host:
-    """A login node."""
-
-    top: Path
-    environ: dict[str, str]
-    process: subprocess.Popen[str] | None = None
-
-    @property
-    def socket(self) -> str:
-        return str(self.top / "run" / "allocd" / "ctl.sock")
-
-    def start(self, *words: str) -> None:
-        """Start it; returns when it answers."""
-        self.process = subprocess.Popen(
-            [*ALLOCD, *words], env=self.environ, stderr=subprocess.PIPE, text=True, cwd=self.top
-        )
-        deadline = time.monotonic() + LIMIT
-        while time.monotonic() < deadline:
-            try:
-                if self.ask("GET", "/v1/health")["pid"] == self.process.pid:
-                    return
-            except OSError:
-                assert self.process.poll() is None, self.process.communicate()[1]
-                time.sleep(0.01)
-        raise AssertionError("it does not answer")
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Send it a signal; its exit code, and what it said."""
-        assert self.process is not None
-        self.process.send_signal(number)
-        said = self.process.communicate(timeout=LIMIT)[1]
-        process, self.process = self.process, None
-        return process.returncode, said
-
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
-        connection = Connection(self.socket)
-        try:
-            data = None if body is None else json.dumps(body)
-            kind = {} if body is None else {"Content-Type": "application/json"}
-            connection.request(method, path, data, {**kind, **headers})
-            answer = connection.getresponse()
-            return json.loads(answer.read())
-        finally:
-            connection.close()
-
-    def submit(self, key: str) -> str:
-        request = {
-            "plan": PLAN,
-            "cwd": str(self.top),
-            "directory": str(self.top / "base"),
-            "allocctl": "/nodes/allocctl",
-        }
-        headers = {"Idempotency-Key": key}
-        answer = self.ask("POST", "/v1/allocations", {**request, "environ": {"PATH": self.environ["PATH"]}}, **headers)
-        assert "key" in answer, answer
-        return str(answer["key"])
-
-    def until_all_ended(self, count: int) -> list[dict[str, Any]]:
-        deadline = time.monotonic() + LIMIT
-        while time.monotonic() < deadline:
-            found: list[dict[str, Any]] = self.ask("GET", "/v1/allocations")["allocations"]
-            if len(found) == count and all(each["state"] == "ended" for each in found):
-                return found
-            time.sleep(0.05)
-        raise AssertionError(f"not ended: {found}")
-
-
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
     (tmp_path / "bin").mkdir()
@@ -176,7 +77,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
         "PYTHONPATH": os.getcwd(),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    made = Host(tmp_path, environ)
+    made = Host(tmp_path, environ, tmp_path / "run" / "allocd" / "ctl.sock")
     yield made
     if made.process is not None:
         made.end(signal.SIGKILL)
@@ -203,7 +104,7 @@ def test_it_holds_allocations_and_ends_in_order(host: Host) -> None:
     assert code == 0, said
     assert [json.loads(line)["event"] for line in said.splitlines()][-1] == "ended"
     host.start()
-    assert host.ask("GET", f"/v1/allocations/{key}")["verdict"]["code"] == 7
+    assert host.get(key)["verdict"]["code"] == 7
 
 
 @pytest.mark.slow

@@ -1,0 +1,80 @@
+"""The daemon on the real cluster: it is killed while its jobs run, and each comes to its proven end all the same."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.service.host import Host
+from tests.slurm.jobs import ALLOCCTL, SERVE, UP, Jobs, await_files, role, sh
+
+SLEEPER = sh(f"{UP}; exec sleep 1000")
+
+
+@pytest.fixture
+def host(jobs: Jobs) -> Iterator[Host]:
+    with tempfile.TemporaryDirectory(prefix="allocd-") as run:  # a socket's path is short
+        environ = {**jobs.env, "XDG_RUNTIME_DIR": run, "XDG_CONFIG_HOME": str(jobs.directory / "config")}
+        host = Host(jobs.directory, environ, Path(run) / "allocd" / "ctl.sock")
+        yield host
+        if host.process is not None:
+            host.end(signal.SIGKILL)
+
+
+def plan(jobs: Jobs, client: str) -> str:
+    roles = {"worker": role(0, SERVE), "client": role(1, sh(f"{await_files('up', 0)}; {client}"))}
+    return jobs.plan(roles, coordinator=1, nodes=2, slurm={"time": "00:10:00"}).read_text()
+
+
+def test_jobs_live_through_the_death_of_the_daemon(jobs: Jobs, host: Host) -> None:
+    host.start()
+    good = host.submit("good", plan(jobs, 'until [ -e "$ALLOCD_RUN_DIR/go" ]; do sleep 0.1; done'), ALLOCCTL)
+    bad = host.submit("bad", plan(jobs, 'until [ -e "$ALLOCD_RUN_DIR/go" ]; do sleep 0.1; done; exit 7'), ALLOCCTL)
+    for key in (good, bad):
+        host.until(key, "running")
+    host.end(signal.SIGKILL)
+    for directory in jobs.directory.glob("base/[0-9]*"):
+        (directory / "go").touch()
+    host.start()
+    ends = {key: host.until(key, "ended") for key in (good, bad)}
+    assert [ends[key]["verdict"]["code"] for key in (good, bad)] == [0, 7]
+    assert ends[bad]["first_failure"] == "rank 1 (client) on node2 ended with code 7, the coordinator"
+    for end in ends.values():
+        assert json.loads(Path(end["receipt"]).read_text())["jobid"] == end["jobid"]
+    assert host.end()[0] == 0
+
+
+def test_what_was_submitted_is_cancelled(jobs: Jobs, host: Host) -> None:
+    host.start()
+    key = host.submit("long", plan(jobs, "sleep 1000"), ALLOCCTL)
+    host.until(key, "running")
+    host.ask("POST", f"/v1/allocations/{key}/stop", {"how": "cancel"})
+    end = host.until(key, "ended")
+    assert (end["verdict"]["code"], end["verdict"]["origin"]) == (130, "slurm")
+
+
+def test_an_engine_is_asked_to_end_in_order(jobs: Jobs, host: Host) -> None:
+    host.start()
+    key = host.submit("long", plan(jobs, "sleep 1000"), ALLOCCTL)
+    host.until(key, "running")
+    host.ask("POST", f"/v1/allocations/{key}/stop", {"how": "stop"})
+    assert host.until(key, "ended")["verdict"]["code"] == 143
+
+
+def test_an_adopted_run_lives_through_the_death_of_the_daemon(jobs: Jobs, host: Host) -> None:
+    held = jobs.hold(2)
+    host.start()
+    text = plan(jobs, 'until [ -e "$ALLOCD_RUN_DIR/go" ]; do sleep 0.1; done')
+    key = host.accept("adoptions", {"plan": text, "jobid": str(held.jobid)}, "adopted")
+    run = Path(host.until(key, "running")["run_dir"])
+    host.end(signal.SIGKILL)
+    (run / "go").touch()
+    host.start()
+    end = host.until(key, "ended")
+    assert (end["kind"], end["verdict"]["code"], end["jobid"]) == ("adopted", 0, str(held.jobid))
+    assert jobs.cluster.job(held.jobid)["JobState"] == "RUNNING"
