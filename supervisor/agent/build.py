@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 PACKAGES = ("supervisor/__init__", "supervisor/agent/__init__", "supervisor/watch/__init__")
 MODULES = (
     *("agent/channel", "agent/processes", "agent/agent", "agent/copying", "agent/fetch"),
-    *("agent/hints", "watch/inotify", "watch/trees"),
+    *("agent/hints", "watch/inotify", "watch/names", "watch/trees"),
 )
 _MAIN = b"""\
 import os, sys

@@ -5,7 +5,7 @@ The files come from a job, and so do their names: both are data, and hostile unt
 * Directories are *listed*, one component after the other, each opened relative to its parent's descriptor. A
   name that was looked for and missing stays missing on a network file system for up to a minute; a listing of a
   freshly opened directory does not. And what is reached this way cannot leave the root, whatever is renamed or
-  replaced in between.
+  replaced in between. A root that is not there (yet) is looked for in the same way, from the nearest directory that is.
 * Symbolic links are refused wherever the job could have made them: in the components before the last one (the last
   one is whoever opens it's business), and in the part of the root that lies inside the run directory. (A root
   elsewhere is the plan's word; the links on the way to it are the site's.)
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from supervisor.core.substitution import literal, show, substitute
+from supervisor.watch.names import shows
 
 NAMES_CAP: Final = 200_000
 """Directory entries that one look may list; a pattern that needs more is a problem of the plan."""
@@ -47,6 +48,8 @@ _KINDS: Final = {
     stat.S_IFBLK: "a device",
 }
 
+TOP: Final = Path("/")
+
 Pattern = tuple[str, ...]
 """A path below a root, one component each: names, and patterns of names."""
 
@@ -61,6 +64,14 @@ class Match(NamedTuple):
 
 
 @dataclass(slots=True)
+class Way:
+    """How far the way to a root outside of the run directory was there when it was gone last: the next time it is named
+    so far, and each directory above it is listed once."""
+
+    reached: Path = TOP
+
+
+@dataclass(slots=True)
 class Walk:
     """One look: what stood in its way, and how many names it has listed."""
 
@@ -68,13 +79,14 @@ class Walk:
     names: int = 0
     top: str = ""  # what messages call the root; its path unless told
     only: frozenset[str] | None = None  # names that alone count in the last component, where the pattern is `*`
+    way: Way = field(default_factory=Way)
     blind: bool = False  # some place could not be looked at: what was not found there may be there
 
     def below(self, root: Path, run_dir: str, pattern: Pattern) -> Iterator[Match]:
         """The entries below `root` that match, each once, without directories that only happen to fit a wildcard. A
         root that is not there (yet) has none."""
         try:
-            with _opened(root, Path(run_dir)) as directory:
+            with _opened(root, Path(run_dir), self.way) as directory:
                 yield from self._outputs(directory, pattern)
         except OSError as error:
             self.trouble(self.top or str(root), error)
@@ -194,17 +206,27 @@ def literal_part(pattern: Pattern) -> tuple[str, ...]:
 
 
 @contextmanager
-def _opened(root: Path, run_dir: Path) -> Iterator[int]:
-    """A descriptor of the root. Inside the run directory each component is opened on its own, no link followed."""
+def _opened(root: Path, run_dir: Path, way: Way) -> Iterator[int]:
+    """A descriptor of the root, found in listings from where it was found last. Inside the run directory each component
+    is opened on its own, no link followed."""
     inside = root.is_relative_to(run_dir)
-    directory = os.open(run_dir if inside else root, _DIRECTORY)
+    place, links = (run_dir, os.O_NOFOLLOW) if inside else (way.reached, 0)
     try:
-        for part in root.relative_to(run_dir).parts if inside else ():
-            if part not in os.listdir(directory):
+        directory = os.open(place, _DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError):
+        if inside:
+            raise
+        place = TOP
+        directory = os.open(place, _DIRECTORY)
+    try:
+        for part in root.relative_to(place).parts:
+            if not shows(directory, part):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            below = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+            below = os.open(part, _DIRECTORY | links, dir_fd=directory)
             os.close(directory)
             directory = below
+            place /= part
         yield directory
     finally:
+        way.reached = TOP if inside else place
         os.close(directory)

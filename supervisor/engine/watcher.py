@@ -126,7 +126,7 @@ class Watcher:
             group = _Group([])
             for target in targets:
                 if target[1:] not in self._all:
-                    group.watched.append(_Watched(target, target.root))
+                    group.watched.append(_Watched(target, polling.TOP))
                     self._all[target[1:]] = group.watched[-1], group
             self._groups.append(group)
         self._trees: Trees | None = None
@@ -251,7 +251,7 @@ class Watcher:
                 return _Visit(manner, polling.look(found, target.depth, bool(why)), fresh, found.path)
         except OSError as error:
             manner = Manner("polling", kind, f"it may not be read: {os.strerror(error.errno or 0)}")
-            return _Visit(manner, None, False, target.root)
+            return _Visit(manner, None, False, polling.TOP)
 
     def _settle(self, target: Target) -> tuple[bool, str]:
         """Have its events told from now on. Whether there are new ones, and what is in the way."""

@@ -1,8 +1,8 @@
 """Looking at directories without events, as a network file system's client needs it.
 
 Such a client remembers: attributes for seconds, and that a name is missing for up to a minute, even for open(). Opening
-a directory makes it ask its server again. So a look opens the directory and lists it, and below `root` names nothing
-that the listing above has not shown. What it saw is kept as one number, to be compared with the next: device, inode and
+a directory makes it ask its server again. So a look opens the directory and lists it, and names nothing that the
+listing above has not shown. What it saw is kept as one number, to be compared with the next: device, inode and
 change time of the directory and of those below it to the depth that is wanted, and the names in them. What files hold
 is not its business.
 
@@ -17,11 +17,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
+from supervisor.watch.names import shows
+
 FIRST: Final = 0.05  # seconds to the first look
 GROWTH: Final = 1.5
 LAST: Final = 5.0  # seconds between looks when nothing has happened for long; slower never
 AFTER_HINT: Final = (0.005, 0.02, 0.08, 0.32, 1.0)
 """Seconds between looks after a hint: a file may be visible later than the word of it."""
+TOP: Final = "/"
 DIRECTORIES: Final = 1000  # directories below one that a look goes into
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -29,8 +32,8 @@ _NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 class Target(NamedTuple):
-    """A directory that is waited on, with what is below it to `depth` levels. `root`, above it or the same, is expected
-    to be there."""
+    """A directory that is waited on, with what is below it to `depth` levels. Below `root`, above it or the same, no
+    link is followed."""
 
     root: str
     directory: str
@@ -82,24 +85,24 @@ class Found(NamedTuple):
 
 @contextmanager
 def opened(target: Target, known: str, coherent: Callable[[int], bool]) -> Iterator[Found]:
-    """Open the directory, or the nearest one above it. `known` is where it was found last (or its root): that is named
+    """Open the directory, or the nearest one above it. `known` is where it was found last (or TOP): that is named
     without having been listed, and so is what is below a descriptor that is `coherent`: on a file system that never
     takes for missing what is there. Raises OSError for one that may not be opened. Blocks like its file system."""
     path = known
-    while True:
-        try:
-            descriptor = os.open(path, _DIRECTORY)
-            break
-        except OSError as error:
-            if error.errno not in _NOT_THERE or path == os.path.dirname(path):
-                raise
-            path = os.path.dirname(path)
+    try:
+        descriptor = os.open(path, _DIRECTORY)
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise
+        path = TOP
+        descriptor = os.open(path, _DIRECTORY)
     try:
         for part in os.path.relpath(target.directory, path).split("/"):
-            if part == "." or not (coherent(descriptor) or part in os.listdir(descriptor)):
+            if part == "." or not (coherent(descriptor) or shows(descriptor, part)):
                 break
+            below_root = f"{path}/".startswith(f"{target.root}/")
             try:
-                below = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
+                below = os.open(part, _DIRECTORY | (os.O_NOFOLLOW if below_root else 0), dir_fd=descriptor)
             except OSError as error:
                 if error.errno not in _NOT_THERE:
                     raise

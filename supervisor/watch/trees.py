@@ -7,7 +7,8 @@ and now and then without any (a directory above may have been replaced, which no
 missing, the nearest one above it is watched for the next name on the way down.
 
 Who names what is missing makes a network file system's client remember for a while that it is missing, at the cost of
-everybody on this machine. So a *careful* owner looks for names in listings only; but the root is named.
+everybody on this machine. So a *careful* owner looks for names in listings only (see names), from the nearest directory
+that was there when the tree was settled last.
 
     settle(tree)   blocks like the file system; in any thread, one call for a tree at a time
     read()         never blocks: what changed, and what wants to be settled
@@ -38,6 +39,7 @@ from supervisor.watch.inotify import (
     IN_UNMOUNT,
     Inotify,
 )
+from supervisor.watch.names import shows
 
 TYPE_CHECKING = False  # not from typing: in an agent that import alone costs as much as all of ours
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class Trees:
         self._lock = allocate_lock()  # over the tables, never over what may block
         self._owners: dict[int, set[Tree]] = {}
         self._watches: dict[Tree, frozenset[int]] = {}
+        self._reached: dict[Tree, str] = {}  # how far its way was there
         self._awaited: dict[Tree, str] = {}  # the name that a missing directory's tree waits for
 
     def fileno(self) -> int:
@@ -72,11 +75,11 @@ class Trees:
     def settle(self, tree: Tree) -> bool:
         """Make the watches fit what is there. True if one is new. Raises OSError (ENOSPC: the user has no watch left;
         E2BIG: the tree is larger than LIMIT); the watches that could be made are kept."""
-        root, directory, depth = tree
+        _, directory, depth = tree
         watches: set[int] = set()
         awaited = ""
         try:
-            awaited = self._top(root if self._careful else directory, directory, watches)
+            awaited = self._top(self._nearest(tree) if self._careful else directory, directory, watches)
             if depth and not awaited:
                 self._below(directory, depth, watches)
         finally:
@@ -119,6 +122,19 @@ class Trees:
 
     # how a tree's watches are found
 
+    def _nearest(self, tree: Tree) -> str:
+        """The directory, or the nearest one above it that is there. Nothing is watched on the way."""
+        directory, path = tree[1], self._reached.get(tree, "/")
+        path = path if os.path.isdir(path) else "/"
+        while path != directory:
+            name = os.path.relpath(directory, path).split("/")[0]
+            below = os.path.join(path, name)
+            if not (shows(path, name) and os.path.isdir(below)):
+                break
+            path = below
+        self._reached[tree] = path
+        return path
+
     def _top(self, start: str, directory: str, watches: set[int]) -> str:
         """Watch the directory and return "", or the nearest one above it and return the name that is missing there."""
         path = start
@@ -138,7 +154,7 @@ class Trees:
 
     def _shows(self, directory: str, name: str) -> bool:
         if self._careful:
-            return name in os.listdir(directory)
+            return shows(directory, name)
         return os.path.isdir(os.path.join(directory, name))
 
     def _below(self, directory: str, depth: int, watches: set[int]) -> None:

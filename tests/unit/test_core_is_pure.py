@@ -1,6 +1,6 @@
 """The house's two laws, read from the sources: the core touches nothing, and imports go one way.
 
-cli, service -> runs -> engine -> launch, watch, scheduler, hosts -> core;   contracts -> core;   agent stands alone
+cli, service -> runs -> engine -> launch, watch, scheduler, hosts -> core;   contracts -> watch, core;   agent stands alone
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ANYTHING = frozenset(
 ARROWS: dict[str, frozenset[str]] = {
     "core": frozenset(),
     "agent": frozenset({"watch"}),  # it runs alone on a node, and its archive holds what it takes from there
-    "contracts": frozenset({"core"}),
+    "contracts": frozenset({"core", "watch"}),
     "watch": frozenset(),  # agents use it
     "hosts": frozenset({"core"}),
     "scheduler": frozenset({"core", "hosts"}),

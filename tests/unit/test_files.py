@@ -20,6 +20,8 @@ from supervisor.contracts import Place, directories, examiner, places, preexisti
 from supervisor.core.artifact_table import Artifact, FieldRule
 from supervisor.core.artifacts import FileFact, Finding, Instance
 from supervisor.core.substitution import SubstitutionError
+from supervisor.watch import polling
+from supervisor.watch.trees import Trees
 from tests.mounts import two_mounts
 
 VALUES = {"jobid": "7", "rank": "1", "node": "n1", "role": "w", "nodes": "n0,n1"}
@@ -511,6 +513,30 @@ def test_checksums(tmp_path: Path, listed: str, problem: str | None) -> None:
     assert finding.problems == (() if problem is None else (problem.format(**words),))
     assert finding.answer == ("valid" if problem is None else "pending")
     assert before(tmp_path, instance("out/*", checksums="SUMS[1]")) == ("SUMS[1]", "out/r.bin")
+
+
+@pytest.mark.parametrize("root", ["late", "late/a/b"])
+def test_a_root_that_comes_late_is_found_at_once_through_a_client_that_remembers(tmp_path: Path, root: str) -> None:
+    """Nobody named it while it was missing: neither who looks whether something is there before, nor who looks for the
+    file, nor who watches, here or on the writer's node."""
+    with two_mounts(tmp_path) as (here, there):
+        place = Place(json_file("out/r.json"), there / root, {"run_dir": "/run", **VALUES})
+        eyes, careful = examiner([place]), Trees(careful=True)
+        known, target = polling.TOP, polling.Target(f"{there}/{root}", f"{there}/{root}/out")
+        assert preexisting(place) == ()
+        for _ in range(2):
+            assert eyes.look(place).answer == "pending"
+            careful.settle((target.root, target.directory, target.depth))
+            with polling.opened(target, known, lambda descriptor: False) as found:
+                known = found.path
+        put(here, f"{root}/out/r.json")
+        assert eyes.look(place).answer == "valid"
+        with polling.opened(target, known, lambda descriptor: False) as found:
+            assert found.there
+        assert careful.settle((target.root, target.directory, target.depth))
+        assert preexisting(place) == ("out/r.json",)
+        eyes.close()
+        careful.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"half", b"wrong", b"too long"])

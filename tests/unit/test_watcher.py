@@ -264,7 +264,7 @@ async def test_a_directory_that_may_not_be_read_is_polling(tmp_path: Path, monke
     refusing, real = True, os.open
 
     def limited(path: str, flags: int, *args: int, **kwargs: int) -> int:
-        if refusing and path == str(tmp_path):
+        if refusing and path in (str(tmp_path), tmp_path.name):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         return real(path, flags, *args, **kwargs)
 

@@ -226,7 +226,7 @@ def test_an_overflow_is_everybodys_business_once(watched: Watched, tmp_path: Pat
 
 
 def look(target: Target, known: str | None = None, names: bool = True) -> tuple[str, Sight]:
-    with polling.opened(target, known or target.root, lambda _: False) as found:
+    with polling.opened(target, known or polling.TOP, lambda _: False) as found:
         return found.path, polling.look(found, target.depth, names)
 
 
