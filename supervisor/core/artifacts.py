@@ -125,10 +125,11 @@ class Finding:
         return changed, tuple(path for path in known if path not in here)
 
     def after(self, before: Finding | None, gone: Collection[str]) -> Finding:
-        """The inverse of `since`: this one holds only the files that have changed."""
+        """The inverse of `since`: this one holds only the files that have changed. All of them are told by their
+        paths' order, in whatever order they came."""
         known = {fact.path: fact for fact in before.files} if before is not None else {}
         known |= {fact.path: fact for fact in self.files}
-        return replace(self, files=tuple(fact for path, fact in known.items() if path not in gone))
+        return replace(self, files=tuple(fact for path, fact in sorted(known.items()) if path not in gone))
 
 
 def few(problems: Sequence[str], most: int = 3) -> tuple[str, ...]:

@@ -14,15 +14,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from supervisor.core import events as ev
-from supervisor.core.artifacts import ArtifactState, FileFact
+from supervisor.core.artifacts import ArtifactState, FileFact, few
 
 A_FILE: Final = "a file"
 NOTHING: Final = "nothing"
 UNKNOWN: Final = ""
 """What is found in a file's place: a plain file, nothing, or what else there is, in words; unknown when nobody could
 look."""
-
-TOLD: Final = 3  # files that a sentence names
 
 
 def changes(contract: ArtifactState, collected: ev.Collected) -> tuple[str, str]:
@@ -41,7 +39,7 @@ def changes(contract: ArtifactState, collected: ev.Collected) -> tuple[str, str]
             changed.append(text)
         elif item["found"] == UNKNOWN or item["sha256"] is None or fact.sha256 is None:
             unknown.append(text)
-    return _sentence(changed), _sentence(unknown)
+    return "; ".join(few(changed)), "; ".join(few(unknown))
 
 
 def _is_other(item: dict[str, Any], fact: FileFact) -> bool:
@@ -60,8 +58,3 @@ def _found(item: dict[str, Any]) -> str:
 
 def _said(size: int, sha256: str | None) -> str:
     return f"{size} bytes with sha256 {sha256}" if sha256 else f"{size} bytes of unknown sha256"
-
-
-def _sentence(problems: list[str]) -> str:
-    more = len(problems) - TOLD
-    return "; ".join(problems[:TOLD]) + (f"; and {more} more files" if more > 0 else "")

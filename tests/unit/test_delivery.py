@@ -81,4 +81,4 @@ def test_of_many_files_a_few_are_named() -> None:
     differing = [collected(fact.path).differing[0] for fact in facts]
     changed, _ = delivery.changes(contract(*facts), ev.Collected(compared=["result"], differing=differing))
     assert changed.count("; expected ") == 3
-    assert changed.endswith("; and 6 more files")
+    assert changed.endswith("; and 6 more")
