@@ -231,55 +231,62 @@ class Life:
     # --- submitting ---------------------------------------------------------------------------------------------------
 
     async def _submit(self) -> None:
-        text, asked = await in_thread(self._asked, limit=FILES)
-        terms = Terms(**{**asked, "options": tuple(asked["options"])})
         try:
-            order = await in_thread(_order, terms, text, limit=FILES)
+            text, terms, order = await in_thread(self._order, limit=FILES)
         except (PlanErrors, Misfit) as error:  # accepted by another version
             await self.hear(ev.SubmissionBegun(""))
-            await self._answered(ev.SubmissionEnded("refused", words=str(error)))
+            await self.hear(ev.SubmissionEnded("refused", words=str(error)))
             return
         if self.ended:
             return
         await self.hear(ev.SubmissionBegun(order.directory))
         if self.state.stopping == "cancel":
-            await self._answered(ev.SubmissionEnded("absent", words="cancelled before sbatch was run"))
+            await self.hear(ev.SubmissionEnded("absent", words="cancelled before sbatch was run"))
             return
         submitter = self._world.submitter(terms.environ, self._stop)
         try:
             done = await submitter.submit(order, text)
         except OSError as error:  # its directory cannot be made
             outcome = "unreached" if error.errno in FULL else "refused"
-            await self._answered(ev.SubmissionEnded(outcome, words=f"nothing was submitted: {_sentence(error)}"))
+            await self.hear(ev.SubmissionEnded(outcome, words=f"nothing was submitted: {_sentence(error)}"))
             return
-        await self._answered(answer_of(done))
+        await self.hear(answer_of(done))
 
     def _asked(self) -> tuple[str, Document]:
         """In a thread: the plan, and how it was asked for."""
         return self._book.read_file(self.key, PLAN), json.loads(self._book.read_file(self.key, REQUEST))
+
+    def _order(self) -> tuple[str, Terms, Order]:
+        """In a thread: the plan, on which terms it is to be submitted, and the order for this time. The place where its
+        directory will be is there then: one that is missing later is a file system that is away. Raises PlanErrors,
+        Misfit."""
+        text, asked = self._asked()
+        terms = Terms(**{**asked, "options": tuple(asked["options"])})
+        try:
+            os.makedirs(terms.base, exist_ok=True)
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+            raise Misfit(f"{terms.base} cannot be made: {error.strerror or error}") from None
+        return text, terms, terms.order(plan_of(text, PLAN, terms.environ))
 
     async def _settle(self, directory: str) -> None:
         submitter = self._world.submitter(self._world.environ(), self._stop)
         try:
             done = await submitter.settle(directory) if directory else None
         except BlockingIOError:
-            await self._answered(ev.SubmissionEnded("unknown", words="another process is about to settle it"))
+            await self.hear(ev.SubmissionEnded("unknown", words="another process is about to settle it"))
             return
         except ValueError as error:
-            await self._answered(ev.SubmissionEnded("unknown", words=str(error)))
+            await self.hear(ev.SubmissionEnded("unknown", words=str(error)))
             return
-        if done is None:
-            await self._answered(ev.SubmissionEnded("unreached", words="sbatch was not run"))
+        base = os.path.dirname(directory)
+        if done is not None:
+            await self.hear(answer_of(done))
+        elif directory and not await in_thread(os.path.isdir, base, limit=FILES):
+            await self.hear(ev.SubmissionEnded("unknown", words=f"{base} is not there: is its file system away?"))
         else:
-            await self._answered(answer_of(done))
-
-    async def _answered(self, answer: ev.SubmissionEnded) -> None:
-        directory = self.state.directory
-        await self.hear(answer)
-        if self.state.phase != "submitting":
-            await in_thread(self._forget_request, limit=FILES)
-        for jobid in answer.jobs:
-            await in_thread(register_job, jobid, directory, limit=FILES)
+            await self.hear(ev.SubmissionEnded("unreached", words="sbatch was not run"))
 
     def _forget_request(self) -> None:
         """In a thread: it holds variables of the caller's, and is of no use any more."""
@@ -319,7 +326,15 @@ class Life:
     # --- the job ------------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
+        if self.state.kind == "submitted":
+            await in_thread(self._register, limit=FILES)
         await self.hear(await Following(self, self._world).follow())
+
+    def _register(self) -> None:
+        """In a thread: the submission is found by its jobs' ids from now on, and how it was asked for is of no use."""
+        for jobid in self.state.jobs:
+            register_job(jobid, self.state.directory)
+        self._forget_request()
 
     async def _cancel(self, jobs: tuple[str, ...]) -> None:
         cluster = self._world.cluster(self.state.cluster)
@@ -348,10 +363,6 @@ class Life:
         if not runs and (receipt := job_receipt(self.state.jobid)) and os.path.exists(receipt):
             trouble += copy_file(receipt, place)
         return trouble
-
-
-def _order(terms: Terms, text: str) -> Order:
-    return terms.order(plan_of(text, PLAN, terms.environ))
 
 
 def answer_of(done: Submitted) -> ev.SubmissionEnded:

@@ -169,6 +169,36 @@ async def test_what_ended_long_ago_is_forgotten(site: Site, monkeypatch: pytest.
         assert (await told(holder, "accepted", last))[0].seq > last
 
 
+async def test_a_file_system_that_is_away_lets_nothing_be_submitted_twice(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.core.keeping.PAUSES", (0.01,))
+
+    async def sbatch(script: str) -> Printed:
+        site.slurm.make(script)
+        (site.top / "base").rename(site.top / "away")
+        raise RuntimeError("the daemon dies here")
+
+    site.slurm.sbatch = sbatch
+    async with site.holder() as holder:
+        held = await holder.submit(site.request(), None)
+        async with asyncio.timeout(10):
+            while "is its file system away" not in str(holder.find(held.key).trouble):  # noqa: ASYNC110 - polled
+                await asyncio.sleep(0.005)
+        (site.top / "away").rename(site.top / "base")
+        assert code(await site.until(holder, held.key, "ended")) == 7
+    assert site.slurm.submitted == 1
+
+
+async def test_a_place_that_cannot_be_made_is_an_end(site: Site) -> None:
+    (site.top / "base").touch()
+    async with site.holder() as holder:
+        held = await holder.submit(site.request(), None)
+        end = await site.until(holder, held.key, "ended")
+        assert code(end) == 78
+        assert "cannot be made" in str(end.verdict)
+
+
 # --- admission --------------------------------------------------------------------------------------------------------
 
 
