@@ -15,7 +15,7 @@ from tests.slurm.jobs import Event, Jobs, Run, role, sh
 
 PRODUCER = str(Path(__file__).parents[1] / "artifacts" / "producer.py")
 FPM: Event = {"name": "fpm", "contract": "fpm", "path": "out/bench.json", "ranks_per_node": 4, "roles": ["engine"]}
-WINDOW = 4.0  # seconds of the finalization window, where a run is to outlast it
+WINDOW = 4  # seconds of the finalization window, where a run is to outlast it
 RANK_FILES = [
     ["out/bench.json", *(f"out/bench_dp{n}.json" for n in (1, 2, 3))],
     [f"out/bench_dp{n}.json" for n in range(4, 8)],
