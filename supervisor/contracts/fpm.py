@@ -34,7 +34,7 @@ from supervisor.contracts.content import PROBLEMS_CAP, Judge
 from supervisor.contracts.places import Place
 from supervisor.contracts.reading import Readers, Reading
 from supervisor.contracts.walk import Pattern, Walk, pattern_of, plain
-from supervisor.core.artifacts import Answer, FileFact, Finding
+from supervisor.core.artifacts import ASIDE, Answer, FileFact, Finding
 from supervisor.core.substitution import literal, show
 from supervisor.core.text import printable
 
@@ -129,13 +129,14 @@ class Fpm(Readers):
                 path,
                 reading.size,
                 reading.sha256,
-                judges[path][0],
+                ASIDE if path in look.aside else judges[path][0],
                 tuple(look.problems.get(path, ())),
                 reading.mtime_ns,
             )
             for path, reading in sorted(readings.items())
         )
-        reader.forget(readings, readings if look.unbound else [fact.path for fact in facts if fact.problems])
+        # One that belongs elsewhere will be replaced; or those that it was compared with, which may be older.
+        reader.forget(readings, readings if look.elsewhere else [fact.path for fact in facts if fact.problems])
         still = {path for path in look.problems if path not in readings or readings[path].answer == "pending"}
         still |= look.elsewhere
         paths = sorted(look.problems, key=lambda path: path in still)  # what is wrong comes first
@@ -165,7 +166,7 @@ class _Look:
     elsewhere: set[str] = field(default_factory=set)  # files that may be another run's: what they hold is no answer
     wrong: bool = False  # something can never be right
     whole: bool = False  # merged file and probe are what they must be
-    unbound: bool = False  # one of them is bound elsewhere: it, or what it is compared with, will be replaced
+    aside: set[str] = field(default_factory=set)  # files that do not count, whatever becomes of them
     bound: Mapping[str, Any] | None = None  # what the merged file says, when it is bound here
 
     def answer(self) -> Answer:
@@ -217,7 +218,8 @@ class _Look:
         said = _summary(reading)
         if not said:
             known = ((reading.summary or {}) if reading is not None else {}).get("agree", {})
-            self._foreign(path, [(place, known.get(place), rank.agree[place], as_in) for place in _IDENTITY])
+            told = [(place, known.get(place), rank.agree[place], as_in) for place in _IDENTITY]
+            self._foreign(path, [each for each in told if each[1] is not None])  # as far as it says
             return
         agree = said["agree"]
         where = [(place, agree[place], rank.agree[place], as_in) for place in _IDENTITY]
@@ -228,8 +230,7 @@ class _Look:
             ("$.rank_files", said["rank_files"], [_name(name) for name in self.names.ranks.values()], ""),
             ("$.merged_output_path", said["path"], _name(path), ""),
         ]
-        self.unbound = self._differs(path, where, _ELSEWHERE)
-        if self.unbound:
+        if self._foreign(path, where):
             return
         self.bound, size = said, agree["$.dp.global_size"]
         what = [(place, agree[place], rank.agree[place], as_in) for place in _CONTENT]
@@ -251,6 +252,7 @@ class _Look:
         if self.bound["probe"] is None:
             self.whole = True
             if reading is not None:
+                self.aside.add(path)
                 if reading.answer == "invalid":
                     self._seen(path)
                 self.notes.append(f"{path}: found a probe that {merged} does not announce; it does not count")
@@ -266,8 +268,7 @@ class _Look:
             ("$.rank_files", said.get("rank_files"), self.bound["rank_files"], as_in),
             ("$.ranks", said.get("ranks"), self.bound["source_ranks"], f", the source_ranks of {merged}"),
         ]
-        self.unbound = bool(said) and self._differs(path, where, _ELSEWHERE)
-        if said and not self.unbound:
+        if said and not self._foreign(path, where):
             self.whole = True
             self.notes += _resolutions(path, said)
 
@@ -277,12 +278,15 @@ class _Look:
             return
         rank = self.own[min(self.own)]
         told = (reading.summary or {}).get("run_id")
-        self._foreign(path, [("$.run_id", told, rank.agree["$.run_id"], f", as in {rank.path}")])
+        if told is not None:
+            self._foreign(path, [("$.run_id", told, rank.agree["$.run_id"], f", as in {rank.path}")])
 
-    def _foreign(self, path: str, identity: Sequence[tuple[str, Any, Any, str]]) -> None:
-        """A file that is not right, as far as it says what it belongs to."""
-        if self._differs(path, [each for each in identity if each[1] is not None], _ELSEWHERE):
+    def _foreign(self, path: str, identity: Sequence[tuple[str, Any, Any, str]]) -> bool:
+        """Whether a file belongs elsewhere."""
+        foreign = self._differs(path, identity, _ELSEWHERE)
+        if foreign:
             self.elsewhere.add(path)
+        return foreign
 
     def _seen(self, path: str, what: str = "") -> None:
         """What the file itself says, or that it is missing."""

@@ -79,6 +79,10 @@ TRANSITIONS: Final[dict[State, dict[Event, State]]] = {
 """state -> event -> next state. What is not here is illegal."""
 
 
+ASIDE: Final = "unannounced"
+"""The kind of a file that is there and does not count, whatever becomes of it: a probe that nobody has announced."""
+
+
 class IllegalArtifactEvent(Exception):
     """An event that its state does not allow; nothing was changed."""
 
@@ -90,7 +94,7 @@ class FileFact:
     path: str  # relative to the artifact's root
     size: int  # bytes
     sha256: str | None  # hexadecimal; None when the content was not (wholly) read
-    kind: str = "file"  # what it is to its contract: file, rank, merged, probe, checksums
+    kind: str = "file"  # what it is to its contract: file, rank, merged, probe, checksums, or ASIDE
     problems: tuple[str, ...] = ()  # what is wrong with it, or still missing in it
     mtime_ns: int | None = None  # the time of its last change when it was read
 

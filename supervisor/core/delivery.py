@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from supervisor.core import events as ev
-from supervisor.core.artifacts import ArtifactState, FileFact, few
+from supervisor.core.artifacts import ASIDE, ArtifactState, FileFact, few
 
 A_FILE: Final = "a file"
 NOTHING: Final = "nothing"
@@ -26,7 +26,8 @@ look."""
 def changes(contract: ArtifactState, collected: ev.Collected) -> tuple[str, str]:
     """What became of a contract's files, in two sentences: those that are not what was judged, and those of which
     nobody knows; "" where there are none."""
-    judged = {fact.path: fact for fact in contract.finding.files} if contract.finding else {}
+    files = contract.finding.files if contract.finding else ()
+    judged = {fact.path: fact for fact in files if fact.kind != ASIDE}
     changed, unknown = [], []
     if judged and contract.contract not in collected.compared:
         unknown.append("its files did not answer while they were collected")

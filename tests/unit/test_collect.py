@@ -204,6 +204,15 @@ def test_what_another_node_has_changed_is_seen_through_a_client_that_remembers(r
         assert [told["size"] for told in done.done.event().differing] == [13]
 
 
+def test_copies_are_whole_through_a_client_that_remembers(run_dir: Path, tmp_path: Path) -> None:
+    with two_mounts(tmp_path) as (here, there):
+        write(here / "log", b"short")
+        assert (there / "log").stat().st_size == 5
+        write(here / "log", b"longer by now")
+        done = Collected(run_dir, f"{there}/*")
+        assert (done.errors, [fact["size"] for fact in done.files]) == ([], [13])
+
+
 def test_directories_are_listed_once_however_many_files_are_promised(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

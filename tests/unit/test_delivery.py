@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.core import delivery
 from supervisor.core import events as ev
-from supervisor.core.artifacts import ArtifactState, FileFact, Finding
+from supervisor.core.artifacts import ASIDE, ArtifactState, FileFact, Finding
 
 OLD, NEW = "aa" * 32, "bb" * 32
 
@@ -69,6 +69,11 @@ def test_a_contract_that_was_not_reached() -> None:
     text = "its files did not answer while they were collected"
     assert delivery.changes(contract(FileFact("r.json", 7, OLD)), ev.Collected()) == ("", text)
     assert delivery.changes(contract(), ev.Collected()) == ("", "")
+
+
+def test_what_never_counted_may_go() -> None:
+    aside = FileFact("probe.json", 7, OLD, ASIDE)
+    assert delivery.changes(contract(aside), collected("probe.json", found="nothing")) == ("", "")
 
 
 def test_files_of_others_are_not_its_business() -> None:
