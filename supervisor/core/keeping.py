@@ -25,20 +25,19 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from supervisor.core import codes
 from supervisor.core import kept_events as ev
+from supervisor.core.duties import Duty, duties
 from supervisor.core.events import Event
+from supervisor.core.kept import HELD, OVER, Kept, Run, liveliness
 from supervisor.core.slurm import parse_state
 
 ATTEMPTS: Final = 3
 """So often is a plan submitted of which Slurm knows nothing although sbatch ended in doubt. A controller that was not
 reached counts nothing: it is waited for."""
-
-PAUSES: Final = (2.0, 5.0, 15.0, 30.0, 60.0)
-"""Seconds before something is tried again; the last one from then on."""
 
 
 class IllegalEvent(Exception):
@@ -50,200 +49,8 @@ class IllegalEvent(Exception):
         self.state, self.event = state, event
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run of the allocation: its directory, the last line of its journal that was told, and whether it is over."""
-
-    directory: str
-    told: int = 0
-    over: bool = False
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Everything that is known. `phase` is a state of the interface's, or `new`; `units` are the job's parts (itself,
-    where it has none) with Slurm's last word for each."""
-
-    phase: str = "new"
-    kind: str = ""
-    name: str = ""
-    given: str = ""
-    digest: str = ""
-    jobs: tuple[str, ...] = ()
-    cluster: str = ""
-    directory: str = ""  # of the submission that is under way, or was the last one
-    begun: bool = False  # sbatch, or the engine's start, is under way or in doubt
-    attempts: int = 0  # submissions that left no job, by those of whom nobody knows why
-    unreached: int = 0
-    doubts: int = 0  # how often this submission could not be settled
-    runs: Mapping[str, Run] = field(default_factory=dict)
-    run_id: str = ""  # of the last attempt
-    live: bool = False  # that run is of the attempt that Slurm shows
-    units: Mapping[str, str] = field(default_factory=dict)
-    reason: str = ""
-    pid: int = 0
-    unit: str = ""
-    stopping: str = ""
-    tries: int = 0  # of what is being stopped so
-    taken: bool = False  # the stop or the cancel was taken
-    verdict: Mapping[str, Any] | None = None
-    receipt: str = ""
-    first_failure: str = ""
-    trouble: str = ""
-
-    @property
-    def jobid(self) -> str:
-        """The job's id; "" before it is known."""
-        return self.jobs[0] if self.jobs else ""
-
-    @property
-    def run_dir(self) -> str:
-        """The directory of the last attempt's run; "" before it is known."""
-        return self.runs[self.run_id].directory if self.run_id in self.runs else ""
-
-    @property
-    def slurm(self) -> str:
-        """Slurm's word for the job; of several parts, that of the one that lives most."""
-        return min(self.units.values(), key=_liveliness, default="")
-
-    @property
-    def admitted(self) -> bool:
-        """Whether it counts among those that the service has under way. A job that is only followed does not."""
-        return self.kind != "followed" and self.phase in ("submitting", "pending", "running", "ending")
-
-
-# --- duties -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Duty:
-    """Something that is to be under way. Of the duties of one slot one is carried out at a time. `after`: seconds to
-    wait before."""
-
-    after: float = field(default=0.0, kw_only=True)
-
-    @property
-    def slot(self) -> str:
-        return SLOTS[type(self)]
-
-
-@dataclass(frozen=True)
-class Submit(Duty):
-    """Make the order, tell SubmissionBegun, run sbatch, tell SubmissionEnded."""
-
-    attempt: int
-
-
-@dataclass(frozen=True)
-class Settle(Duty):
-    """Find out what came of the submission in the directory; tell SubmissionEnded."""
-
-    directory: str
-    doubts: int
-
-
-@dataclass(frozen=True)
-class Hurry(Duty):
-    """Let the submission that is under way come to its answer soon."""
-
-    directory: str
-
-
-@dataclass(frozen=True)
-class Start(Duty):
-    """Start the engine for an adopted allocation, unless (`again`) it is there already: EngineBegun, then
-    EngineStarted or EngineRefused."""
-
-    again: bool
-
-
-@dataclass(frozen=True)
-class Follow(Duty):
-    """Follow the job and its runs to the proven end: StateSeen, RunSeen, RunTold, RunOver, JobEnded, Sealed."""
-
-    jobid: str
-
-
-@dataclass(frozen=True)
-class Attend(Duty):
-    """The same for an engine of ours in somebody else's allocation: to the end of its run."""
-
-    run_id: str
-
-
-@dataclass(frozen=True)
-class Cancel(Duty):
-    """scancel of all jobs; tell CancelTried."""
-
-    jobs: tuple[str, ...]
-    tries: int
-
-
-@dataclass(frozen=True)
-class StopEngine(Duty):
-    """Tell the engine of the run to end in order; tell StopTried."""
-
-    run_id: str
-    tries: int
-
-
-@dataclass(frozen=True)
-class Copy(Duty):
-    """Copy what the runs left; tell Copied."""
-
-
-SLOTS: Final[dict[type[Duty], str]] = {
-    Submit: "start",
-    Settle: "start",
-    Start: "start",
-    Hurry: "hurry",
-    Follow: "follow",
-    Attend: "follow",
-    Cancel: "cancel",
-    StopEngine: "stop",
-    Copy: "copy",
-}
-
-
-def duties(state: Kept) -> tuple[Duty, ...]:
-    """Everything that is to be under way."""
-    if state.phase == "submitting":
-        return tuple(_to_start(state))
-    if state.phase in HELD and state.verdict is None:
-        return tuple(_to_follow(state))
-    return (Copy(),) if state.phase == "ending" else ()
-
-
-def _to_start(state: Kept) -> Iterable[Duty]:
-    if state.kind == "adopted":
-        yield Start(state.begun)
-    elif not state.begun:
-        yield Submit(state.attempts + state.unreached, after=_pause(state.attempts + state.unreached))
-    else:
-        yield Settle(state.directory, state.doubts, after=_pause(state.doubts))
-        if state.stopping == "cancel":
-            yield Hurry(state.directory)
-
-
-def _to_follow(state: Kept) -> Iterable[Duty]:
-    yield Attend(state.run_id) if state.kind == "adopted" else Follow(state.jobid)
-    if state.taken:
-        return
-    after = _pause(state.tries)
-    if state.stopping == "cancel":
-        yield Cancel(state.jobs, state.tries, after=after)
-    if state.stopping == "stop" and state.live and not state.runs[state.run_id].over:
-        yield StopEngine(state.run_id, state.tries, after=after)
-
-
-def _pause(tries: int) -> float:
-    return PAUSES[min(tries, len(PAUSES)) - 1] if tries else 0.0
-
-
 # --- the table --------------------------------------------------------------------------------------------------------
 
-HELD: Final = frozenset({"pending", "running", "ending"})
-"""States in which Slurm has it."""
 OPEN: Final = frozenset({"queued", "submitting", *HELD})
 
 TABLE: Final[Mapping[type[Event], frozenset[str]]] = {
@@ -418,17 +225,8 @@ def _placed(state: Kept) -> Kept:
     """In the state that Slurm's words and the runs that were seen amount to."""
     if state.kind == "adopted":
         return state
-    alive = _liveliness(state.slurm)
-    return replace(state, phase="ending" if alive == _OVER else "running" if state.live else "pending")
-
-
-def _liveliness(word: str) -> int:
-    """How much a job in this state lives: 0 most. Nothing is concluded from a word that nobody knows."""
-    phase = parse_state(word).phase if word else "unknown"
-    return {"running": 0, "waiting": 1, "ending": _OVER, "ended": _OVER}.get(phase, 0)
-
-
-_OVER: Final = 2
+    alive = liveliness(state.slurm)
+    return replace(state, phase="ending" if alive == OVER else "running" if state.live else "pending")
 
 
 def _stop_asked(state: Kept, event: ev.StopAsked) -> Kept:

@@ -29,15 +29,14 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
-from supervisor.core.events import Event, UnknownEvent, decode, encode
-from supervisor.core.kept_events import KINDS, Accepted
+from supervisor.core.events import Event, encode
+from supervisor.core.kept_events import Accepted
+from supervisor.service.found import BOOKS, JOURNAL, Found, Line, read_book
 from supervisor.service.place import OPEN_DIRECTORY
 
-BOOKS: Final = "allocations"
-JOURNAL: Final = "journal.jsonl"
 PLAN: Final = "plan.toml"
 REQUEST: Final = "request.json"
 
@@ -46,30 +45,7 @@ FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 RETRY: Final = 1.0  # seconds until what could not be written is tried again
 
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line of a book, which is on the disk."""
-
-    seq: int
-    utc: str
-    key: str
-    event: Event
-
-
-@dataclass
-class Found:
-    """A book as it was found. `cut`: bytes of a torn last line that were cut off. `damage` says why it cannot be read;
-    `lines` are those before."""
-
-    key: str
-    lines: list[Line] = field(default_factory=list)
-    cut: int = 0
-    damage: str = ""
-    size: int = 0
 
 
 def put(descriptor: int, data: bytes) -> None:
@@ -347,71 +323,8 @@ def _heard(future: asyncio.Future[Line]) -> None:
         future.exception()
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def open_books(directory: int) -> int:
     """The directory of the books in the state directory, made where it is not there. Raises OSError."""
     with suppress(FileExistsError):
         os.mkdir(BOOKS, 0o700, dir_fd=directory)
     return os.open(BOOKS, OPEN_DIRECTORY, dir_fd=directory)
-
-
-def read_book(key: str, directory: int) -> Found:
-    """A book in an open directory; a torn last line is cut off. Raises nothing."""
-    book = Found(key)
-    try:
-        status = os.fstat(directory)
-        if status.st_uid != os.geteuid():
-            book.damage = f"{BOOKS}/{key} belongs to user {status.st_uid}"
-            return book
-        descriptor = os.open(JOURNAL, _READ, dir_fd=directory)
-    except FileNotFoundError:
-        return book
-    except OSError as error:
-        book.damage = f"{BOOKS}/{key}/{JOURNAL} cannot be opened: {error.strerror or error}"
-        return book
-    try:
-        with open(descriptor, "rb", closefd=False) as file:
-            data = file.read()
-        _parse(book, data)
-        if not book.damage and book.size < len(data):
-            book.cut = len(data) - book.size
-            os.ftruncate(descriptor, book.size)
-            os.fsync(descriptor)
-    except OSError as error:
-        book.damage = f"{BOOKS}/{key}/{JOURNAL} cannot be read: {error.strerror or error}"
-    finally:
-        os.close(descriptor)
-    return book
-
-
-def _parse(book: Found, data: bytes) -> None:
-    while book.size < len(data):
-        end = data.find(b"\n", book.size)
-        if end < 0:
-            return  # torn
-        try:
-            book.lines.append(_line(book, data[book.size : end]))
-        except (ValueError, KeyError, TypeError) as error:
-            no_json = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
-            last = end + 1 == len(data) or not data[book.size :].strip(b"\0\n")
-            if not (no_json and last):  # a whole line that says what cannot be is no torn one
-                book.damage = f"{BOOKS}/{book.key}/{JOURNAL}, line {len(book.lines) + 1}: {error}"
-            return
-        book.size = end + 1
-
-
-def _line(book: Found, text: bytes) -> Line:
-    data: dict[str, Any] = json.loads(text)
-    if not isinstance(data, dict):
-        raise TypeError("no JSON object")
-    n, seq = int(data["n"]), int(data["seq"])
-    if n != len(book.lines) + 1:
-        raise ValueError(f"line {n} stands in the place of line {len(book.lines) + 1}")
-    if book.lines and seq <= book.lines[-1].seq:
-        raise ValueError(f"number {seq} follows number {book.lines[-1].seq}")
-    return Line(seq, str(data["utc"]), book.key, decode(data, KINDS))
-
-
-__all__ = ["BOOKS", "JOURNAL", "PLAN", "REQUEST", "Book", "Found", "Line", "UnknownEvent", "put"]

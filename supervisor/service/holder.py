@@ -18,22 +18,18 @@ import os
 import secrets
 import socket
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from dataclasses import asdict
 from typing import Any, Final, Literal, TypeVar
 
 from supervisor import __version__
 from supervisor.core import kept_events as ev
-from supervisor.core.fields import PlanErrors
-from supervisor.core.keeping import IllegalEvent, Kept
-from supervisor.core.plan import Plan
-from supervisor.core.sbatch_options import Misfit
+from supervisor.core.keeping import IllegalEvent
+from supervisor.core.kept import Kept
 from supervisor.core.slurm import parse_job_id
-from supervisor.core.submission import submission_environment
 from supervisor.engine.threads import in_thread
-from supervisor.runs.ordering import Terms, Unfit, terms
-from supervisor.runs.plans import plan_of
-from supervisor.service.book import PLAN, REQUEST, Book, Found, Line
+from supervisor.service.book import Book
+from supervisor.service.found import Found, Line
 from supervisor.service.interface import (
     STATES,
     AdoptRequest,
@@ -46,6 +42,7 @@ from supervisor.service.interface import (
 from supervisor.service.life import Life, utc_now
 from supervisor.service.metrics import Metrics
 from supervisor.service.telling import Told, event_of
+from supervisor.service.wishes import Wish, adoption, identity, submission
 from supervisor.service.world import Cluster, World
 
 ACCEPT_LIMIT: Final = 60.0  # seconds for the checks of a request
@@ -55,14 +52,6 @@ POLL_AGAIN: Final = 5.0  # seconds until a poller that broke is tried again
 STOP_LIMIT: Final = 8.0  # seconds that sbatch may take to answer when the service is to end
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Wish:
-    """A request that can be accepted: its first event and the files of its book."""
-
-    event: ev.Accepted
-    files: Mapping[str, str]
 
 
 class Holder:
@@ -250,11 +239,11 @@ class Holder:
 
     async def submit(self, request: SubmitRequest, key: str | None) -> Allocation:
         """See `interface.Answering`."""
-        return await self._accept(key, _asked(request), lambda: self._submission(request))
+        return await self._accept(key, identity(request), lambda: submission(request, self._world.environ()))
 
     async def adopt(self, request: AdoptRequest, key: str | None) -> Allocation:
         """See `interface.Answering`."""
-        return await self._accept(key, _asked(request), lambda: self._adoption(request))
+        return await self._accept(key, identity(request), lambda: adoption(request, self._world.environ()))
 
     async def follow(self, jobid: str, cluster: str | None) -> Allocation:
         """See `interface.Answering`. A job that is held already is answered as it is."""
@@ -266,10 +255,10 @@ class Holder:
             known = life.state.jobid == jobid and (not cluster or life.state.cluster == cluster)
             if known and life.state.kind != "adopted" and not life.ended and not life.damage:
                 return self._answer(life)
-        wish = _Wish(ev.Accepted("followed", f"job {jobid}", jobid=jobid, cluster=cluster or ""), {})
+        wish = Wish(ev.Accepted("followed", f"job {jobid}", jobid=jobid, cluster=cluster or ""), {})
         return await self._accept(None, {"jobid": jobid, "cluster": cluster}, lambda: wish)
 
-    async def _accept(self, given: str | None, asked: Document, wish: Callable[[], _Wish]) -> Allocation:
+    async def _accept(self, given: str | None, asked: Document, wish: Callable[[], Wish]) -> Allocation:
         """Accept, or answer what was accepted for the same key before. Raises Refusal."""
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
         while given and (before := self._accepting.get(given)):
@@ -291,7 +280,7 @@ class Holder:
             raise outcome
         return self._answer(outcome)
 
-    async def _begin_book(self, given: str, digest: str, wish: Callable[[], _Wish]) -> Life:
+    async def _begin_book(self, given: str, digest: str, wish: Callable[[], Wish]) -> Life:
         """Check it, and put it on the disk. Raises Refusal."""
         if self._book.trouble:
             raise Refusal(507, "storage", self._book.trouble)
@@ -337,37 +326,6 @@ class Holder:
             key = f"a{secrets.token_hex(4)}"
             if key not in self._lives and key not in self._new:
                 return key
-
-    def _submission(self, request: SubmitRequest) -> _Wish:
-        """In a thread: a plan that sbatch may take. Raises Refusal."""
-        environ = request.environ or self._world.environ()
-        plan = _plan(request.plan, environ)
-        try:
-            found, _ = terms(
-                plan,
-                environ,
-                directory=request.directory,
-                cwd=request.cwd,
-                allocctl=request.allocctl,
-                cluster=request.cluster,
-                options=request.options,
-            )
-            found.order(plan)
-        except (Misfit, Unfit) as error:
-            raise Refusal(422, "unfit", str(error)) from None
-        event = ev.Accepted("submitted", plan.name, cluster=found.cluster or "")
-        return _Wish(event, {PLAN: request.plan, REQUEST: _terms_text(found)})
-
-    def _adoption(self, request: AdoptRequest) -> _Wish:
-        """In a thread: a plan for a job that is there. Raises Refusal."""
-        environ = request.environ or self._world.environ()
-        plan = _plan(request.plan, environ)
-        try:
-            jobid = parse_job_id(request.jobid).allocation
-        except ValueError as error:
-            raise Refusal(422, "invalid", str(error)) from None
-        asked = {**asdict(request), "jobid": jobid, "environ": submission_environment(environ)}
-        return _Wish(ev.Accepted("adopted", plan.name, jobid=jobid), {PLAN: request.plan, REQUEST: json.dumps(asked)})
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
@@ -443,27 +401,9 @@ class Holder:
         return self._meter.render()
 
 
-def _asked(request: SubmitRequest | AdoptRequest) -> Document:
-    """What makes it the same request: not the environment, of which no two shells have the same."""
-    return {name: value for name, value in asdict(request).items() if name != "environ"}
-
-
 async def _outcome(accepting: Any) -> Any:
     """What goes wrong with one request is its answer: it must not end the holder's task group."""
     try:
         return await accepting
     except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
         return error
-
-
-def _plan(text: str, environ: Mapping[str, str]) -> Plan:
-    """Raises Refusal."""
-    try:
-        return plan_of(text, "plan", environ)
-    except PlanErrors as error:
-        raise Refusal(422, "invalid", str(error), errors=[str(each) for each in error.errors]) from None
-
-
-def _terms_text(found: Terms) -> str:
-    values = {name: getattr(found, name) for name in ("base", "allocctl", "cluster", "options")}
-    return json.dumps({**values, "environ": dict(found.environ)})

@@ -21,11 +21,12 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
-from supervisor.core import codes, keeping
+from supervisor.core import codes, duties, keeping
 from supervisor.core import kept_events as ev
+from supervisor.core.duties import PAUSES, Duty
 from supervisor.core.events import Event as KeptEvent
 from supervisor.core.fields import PlanErrors
-from supervisor.core.keeping import HELD, PAUSES, Duty, Kept
+from supervisor.core.kept import HELD, Kept
 from supervisor.core.sbatch_options import Misfit
 from supervisor.core.state import RunState
 from supervisor.core.submission import Order
@@ -36,8 +37,9 @@ from supervisor.runs.papers import Unreadable
 from supervisor.runs.plans import plan_of
 from supervisor.runs.registry import job_receipt, register_job
 from supervisor.scheduler.submit import Stop, Submitted
-from supervisor.service.book import FULL, PLAN, REQUEST, Book, Line
+from supervisor.service.book import FULL, PLAN, REQUEST, Book
 from supervisor.service.following import Following
+from supervisor.service.found import Line
 from supervisor.service.interface import AdoptRequest, Allocation, Document, Event
 from supervisor.service.telling import event_of
 from supervisor.service.world import NotStarted, World
@@ -164,7 +166,7 @@ class Life:
         if self.ended:
             self._over.set()
             return
-        for duty in keeping.duties(self.state):
+        for duty in duties.duties(self.state):
             if duty.slot not in self._slots and self._done.get(duty.slot) != duty:
                 self._done[duty.slot] = duty
                 task = self._group.create_task(self._carry_out(duty), name=f"{self.key} {type(duty).__name__}")
@@ -179,13 +181,13 @@ class Life:
         """Do it, again and again until it is done. Never raises, but when cancelled or when the book is dead."""
         await self._pause(duty.after)
         tries = 0
-        while duty in keeping.duties(self.state) and not self._book.failed.done():
+        while duty in duties.duties(self.state) and not self._book.failed.done():
             try:
                 await self._do(duty)
                 return
             except (Unreadable, ValueError) as error:
                 tries += 1
-                if isinstance(duty, keeping.Follow | keeping.Attend) and tries >= READINGS:
+                if isinstance(duty, duties.Follow | duties.Attend) and tries >= READINGS:
                     await self.hear(unverifiable(str(error)))
                     return
                 self._trouble(str(error))
@@ -196,23 +198,23 @@ class Life:
 
     def _do(self, duty: Duty) -> Coroutine[Any, Any, None]:
         match duty:
-            case keeping.Submit():
+            case duties.Submit():
                 return self._submit()
-            case keeping.Settle():
+            case duties.Settle():
                 return self._settle(duty.directory)
-            case keeping.Hurry():
+            case duties.Hurry():
                 return self._hurry()
-            case keeping.Start():
+            case duties.Start():
                 return self._start()
-            case keeping.Follow():
+            case duties.Follow():
                 return self._follow()
-            case keeping.Attend():
+            case duties.Attend():
                 return self._attend()
-            case keeping.Cancel():
+            case duties.Cancel():
                 return self._cancel(duty.jobs)
-            case keeping.StopEngine():
+            case duties.StopEngine():
                 return self._stop_engine()
-            case keeping.Copy():
+            case duties.Copy():
                 return self._copy()
         raise TypeError(f"nobody can carry out {duty!r}")
 

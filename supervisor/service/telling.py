@@ -17,8 +17,8 @@ from typing import Final
 from supervisor.core import kept_events as ev
 from supervisor.core.events import Event as KeptEvent
 from supervisor.core.events import encode
-from supervisor.core.keeping import Kept
-from supervisor.service.book import Line
+from supervisor.core.kept import Kept
+from supervisor.service.found import Line
 from supervisor.service.interface import Event, Refusal
 
 KEPT: Final = 20_000

@@ -23,7 +23,8 @@ from supervisor.scheduler.client import Printed
 from supervisor.scheduler.inquiry import Pace
 from supervisor.scheduler.poller import Poller
 from supervisor.scheduler.submit import Stop, Submitter
-from supervisor.service.book import Book, Line, put
+from supervisor.service.book import Book, put
+from supervisor.service.found import Line
 from supervisor.service.holder import Holder
 from supervisor.service.interface import Allocation, SubmitRequest
 from supervisor.service.place import StateDirectory

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.core import kept_events as ev
-from supervisor.service.book import BOOKS, JOURNAL, PLAN, Book, Found, Line, put
+from supervisor.service.book import PLAN, Book, put
+from supervisor.service.found import BOOKS, JOURNAL, Found, Line
 
 UTC = "2026-01-02T03:04:05.678Z"
 NEW = ev.Accepted("submitted", "bench")

@@ -18,7 +18,8 @@ import pytest
 from supervisor.core import events as run_events
 from supervisor.core.submission import RECORD
 from supervisor.scheduler.client import Printed
-from supervisor.service.book import JOURNAL, put
+from supervisor.service.book import put
+from supervisor.service.found import JOURNAL
 from supervisor.service.holder import Holder
 from supervisor.service.interface import Allocation, Event, Refusal
 from supervisor.service.life import utc_now
@@ -134,7 +135,7 @@ async def test_a_refusal_by_slurm_is_an_end(site: Site) -> None:
 
 
 async def test_a_controller_that_is_away_is_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supervisor.core.keeping.PAUSES", (0.01,))
+    monkeypatch.setattr("supervisor.core.duties.PAUSES", (0.01,))
     answers = iter(
         ["sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"] * 2
     )
@@ -172,7 +173,7 @@ async def test_what_ended_long_ago_is_forgotten(site: Site, monkeypatch: pytest.
 async def test_a_file_system_that_is_away_lets_nothing_be_submitted_twice(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supervisor.core.keeping.PAUSES", (0.01,))
+    monkeypatch.setattr("supervisor.core.duties.PAUSES", (0.01,))
 
     async def sbatch(script: str) -> Printed:
         site.slurm.make(script)
@@ -259,7 +260,7 @@ async def test_a_cancel_while_sbatch_runs_settles_both(site: Site) -> None:
 
 
 async def test_a_cancel_is_tried_until_it_is_taken(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supervisor.core.keeping.PAUSES", (0.01,))
+    monkeypatch.setattr("supervisor.core.duties.PAUSES", (0.01,))
     site.slurm.history, site.slurm.refuses_cancel = [RUNNING], "scancel: error: Unable to contact slurm controller"
     async with site.holder() as holder:
         held = await holder.submit(site.request(), None)
@@ -443,7 +444,7 @@ async def one_life(site: Site, write: Callable[[int, bytes], None]) -> bool:
 async def test_a_daemon_that_dies_at_any_write_comes_to_the_same_end(
     site: Site, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("core.keeping", "service.life"):
+    for module in ("core.duties", "service.life"):
         monkeypatch.setattr(f"supervisor.{module}.PAUSES", (0.01,))
     points = 0
     for number in itertools.count(1):

@@ -16,10 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor.core import keeping
+from supervisor.core import duties, keeping
 from supervisor.core import kept_events as ev
+from supervisor.core.duties import Duty
 from supervisor.core.events import Event, decode, encode
-from supervisor.core.keeping import Duty, IllegalEvent, Kept
+from supervisor.core.keeping import IllegalEvent
+from supervisor.core.kept import Kept
 
 EXAMPLES = 3000 if os.environ.get("ALLOCD_THOROUGH") else 300
 VERDICT = {"outcome": "failure", "code": 7, "origin": "slurm", "reason": "exit", "summary": "x"}
@@ -46,10 +48,10 @@ class World:
     def hear(self, event: Event) -> None:
         assert decode(encode(event), ev.KINDS) == event
         before = self.state
-        self.state, duties = keeping.step(before, event)
+        self.state, wanted = keeping.step(before, event)
         assert before.phase != "ended", "an end is final"
         assert keeping.fold([*self.events, event]) == self.state
-        assert len({duty.slot for duty in duties}) == len(duties), "one duty a slot"
+        assert len({duty.slot for duty in wanted}) == len(wanted), "one duty a slot"
         self.events.append(event)
         self.take_up()
 
@@ -57,7 +59,7 @@ class World:
         if self.state.phase == "ended":
             self.under_way.clear()
             return
-        for duty in keeping.duties(self.state):
+        for duty in duties.duties(self.state):
             if duty.slot not in self.under_way and self.begun.get(duty.slot) != duty:
                 self.under_way[duty.slot] = self.begun[duty.slot] = duty
 
@@ -95,12 +97,12 @@ class World:
     def act(self) -> None:
         """One of the duties that are under way gets on."""
         duty = self.under_way[self.rng.choice(sorted(self.under_way))]
-        if duty.slot != "start" and duty not in keeping.duties(self.state):  # who carries it out looks first
+        if duty.slot != "start" and duty not in duties.duties(self.state):  # who carries it out looks first
             self.done(duty.slot)
             return
         getattr(self, f"_{type(duty).__name__.lower()}")(duty)
 
-    def _submit(self, duty: keeping.Submit) -> None:
+    def _submit(self, duty: duties.Submit) -> None:
         if not self.state.begun:
             assert not self.jobs, "a plan is submitted again only when there is no job"
             self.hear(ev.SubmissionBegun(f"d{next(self.numbers)}"))
@@ -120,16 +122,16 @@ class World:
         job = self.made.get(self.state.directory)
         self.hear(ev.SubmissionEnded(outcome, [job] if outcome == "submitted" and job else [], words="so it is"))
 
-    def _settle(self, duty: keeping.Settle) -> None:
+    def _settle(self, duty: duties.Settle) -> None:
         found = duty.directory in self.made
         outcome = self.rng.choice(["unknown", "submitted" if found else self.rng.choice(["absent", "unreached"])])
         self.answer(outcome)
         self.done("start")
 
-    def _hurry(self, duty: keeping.Hurry) -> None:
+    def _hurry(self, duty: duties.Hurry) -> None:
         self.under_way.pop("hurry")
 
-    def _start(self, duty: keeping.Start) -> None:
+    def _start(self, duty: duties.Start) -> None:
         if not self.state.begun:
             self.hear(ev.EngineBegun())
         elif self.rng.random() < 0.3:
@@ -138,7 +140,7 @@ class World:
             self.hear(ev.EngineStarted("1.s1", "/run/1.s1", 5))
             self.done("start")
 
-    def _follow(self, duty: keeping.Follow) -> None:
+    def _follow(self, duty: duties.Follow) -> None:
         chance = self.rng.random()
         if chance < 0.4:
             word = self.rng.choice(["PENDING", "RUNNING", "COMPLETING", "FAILED", "REQUEUED", "STRANGE"])
@@ -157,12 +159,12 @@ class World:
         self.hear(ev.Sealed(VERDICT))
         self.done("follow")
 
-    def _attend(self, duty: keeping.Attend) -> None:
+    def _attend(self, duty: duties.Attend) -> None:
         if self.rng.random() < 0.5:
             self.hear(ev.Sealed(VERDICT))
             self.done("follow")
 
-    def _cancel(self, duty: keeping.Cancel) -> None:
+    def _cancel(self, duty: duties.Cancel) -> None:
         assert self.kind == "submitted"
         assert set(duty.jobs) == set(self.jobs)
         taken = self.rng.random() < 0.5
@@ -170,13 +172,13 @@ class World:
         self.hear(ev.CancelTried("" if taken else "no"))
         self.done("cancel")
 
-    def _stopengine(self, duty: keeping.StopEngine) -> None:
+    def _stopengine(self, duty: duties.StopEngine) -> None:
         assert self.state.stopping == "stop"
         assert self.state.live
         self.hear(ev.StopTried(self.rng.choice(["", "no"])))
         self.done("stop")
 
-    def _copy(self, duty: keeping.Copy) -> None:
+    def _copy(self, duty: duties.Copy) -> None:
         self.hear(ev.Copied([]))
 
     def move(self) -> None:

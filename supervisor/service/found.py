@@ -1,0 +1,95 @@
+"""Books as they are found at the start: what is in them, what was torn, and what is damaged (`book.py` says when)."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from supervisor.core.events import Event, decode
+from supervisor.core.kept_events import KINDS
+
+BOOKS: Final = "allocations"
+JOURNAL: Final = "journal.jsonl"
+
+_READ: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a book, which is on the disk."""
+
+    seq: int
+    utc: str
+    key: str
+    event: Event
+
+
+@dataclass
+class Found:
+    """A book as it was found. `cut`: bytes of a torn last line that were cut off. `damage` says why it cannot be read;
+    `lines` are those before."""
+
+    key: str
+    lines: list[Line] = field(default_factory=list)
+    cut: int = 0
+    damage: str = ""
+    size: int = 0
+
+
+def read_book(key: str, directory: int) -> Found:
+    """A book in an open directory; a torn last line is cut off. Raises nothing."""
+    book = Found(key)
+    try:
+        status = os.fstat(directory)
+        if status.st_uid != os.geteuid():
+            book.damage = f"{BOOKS}/{key} belongs to user {status.st_uid}"
+            return book
+        descriptor = os.open(JOURNAL, _READ, dir_fd=directory)
+    except FileNotFoundError:
+        return book
+    except OSError as error:
+        book.damage = f"{BOOKS}/{key}/{JOURNAL} cannot be opened: {error.strerror or error}"
+        return book
+    try:
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read()
+        _parse(book, data)
+        if not book.damage and book.size < len(data):
+            book.cut = len(data) - book.size
+            os.ftruncate(descriptor, book.size)
+            os.fsync(descriptor)
+    except OSError as error:
+        book.damage = f"{BOOKS}/{key}/{JOURNAL} cannot be read: {error.strerror or error}"
+    finally:
+        os.close(descriptor)
+    return book
+
+
+def _parse(book: Found, data: bytes) -> None:
+    while book.size < len(data):
+        end = data.find(b"\n", book.size)
+        if end < 0:
+            return  # torn
+        try:
+            book.lines.append(_line(book, data[book.size : end]))
+        except (ValueError, KeyError, TypeError) as error:
+            no_json = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
+            last = end + 1 == len(data) or not data[book.size :].strip(b"\0\n")
+            if not (no_json and last):  # a whole line that says what cannot be is no torn one
+                book.damage = f"{BOOKS}/{book.key}/{JOURNAL}, line {len(book.lines) + 1}: {error}"
+            return
+        book.size = end + 1
+
+
+def _line(book: Found, text: bytes) -> Line:
+    data: dict[str, Any] = json.loads(text)
+    if not isinstance(data, dict):
+        raise TypeError("no JSON object")
+    n, seq = int(data["n"]), int(data["seq"])
+    if n != len(book.lines) + 1:
+        raise ValueError(f"line {n} stands in the place of line {len(book.lines) + 1}")
+    if book.lines and seq <= book.lines[-1].seq:
+        raise ValueError(f"number {seq} follows number {book.lines[-1].seq}")
+    return Line(seq, str(data["utc"]), book.key, decode(data, KINDS))
