@@ -7,7 +7,8 @@
 The engine is in a unit of the user manager, or in a session, of its own. Who leaves it (SIGINT, SIGTERM, SIGHUP) gets
 79, and the run goes on: `allocctl wait RUN` picks it up, and SIGTERM to the engine stops it. A run that is over is
 sealed with Slurm's records of its steps: the job's own end is somebody else's. When an engine that is followed dies,
-what it has left in the job is ended: steps, never the job.
+what it has left in the job is ended: steps, never the job. Where allocd answers, the engine is started, followed and
+cleaned up after by allocd (`--direct`: from here).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import os
 import secrets
 from typing import TYPE_CHECKING
 
+from supervisor.cli.arguments import add_socket
 from supervisor.cli.interrupts import Interrupts
 from supervisor.cli.output import complain, refuse, sentence, tell
 from supervisor.core import codes
@@ -35,6 +37,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--dir", help="where run directories are made (default: $ALLOCD_RUNS, else the plan's run.dir)")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--foreground", action="store_true", help="run the engine right here, for as long as you stay")
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--direct", action="store_true", help="start the engine from here, also where allocd answers")
+    add_socket(way)
     how.add_argument("--detach", action="store_true", help="do not follow the run")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON document on stdout at the end")
@@ -55,6 +60,9 @@ def run(args: argparse.Namespace) -> int:
     with Interrupts() as interrupts:
         try:
             _, text = read_plan(args.plan)
+            code = _through_daemon(args, text, interrupts)
+            if code is not None:
+                return code
             request = AdoptRequest(text, args.job, os.getcwd(), args.dir, dict(os.environ))
             started = asyncio.run(start(request, f"{args.job}-{secrets.token_hex(4)}"))
         except (PlanErrors, Unfit) as error:
@@ -66,6 +74,53 @@ def run(args: argparse.Namespace) -> int:
         if args.detach:
             return _detached(args, started)
         return _follow(args, started, interrupts)
+
+
+def _through_daemon(args: argparse.Namespace, plan: str, interrupts: Interrupts) -> int | None:
+    """Have allocd start the engine. The exit code; None when nobody was there. Raises OSError."""
+    from supervisor.cli.daemon import daemon_at
+
+    if args.direct or (daemon := daemon_at(args)) is None:
+        return None
+    from supervisor.cli.accepted import Left, carried, ended, follow, hand_over, has_job, wait_for_held
+    from supervisor.cli.asking import NobodyAnswers, NobodyThere, Refused
+    from supervisor.cli.daemon import code_of, names_of
+    from supervisor.cli.wait import Options
+
+    environ = carried(os.environ)
+    if environ is None:
+        complain("allocd is not asked: an environment variable is no UTF-8, and cannot be handed over")
+        return None
+    directory = os.path.abspath(args.dir) if args.dir else None
+    body = {"plan": plan, "jobid": args.job, "cwd": os.getcwd(), "directory": directory, "environ": environ}
+    options = Options(json=args.json, quiet=args.quiet)
+    held = None
+    try:
+        held = hand_over(daemon, "/v1/adoptions", body)
+        interrupts.raises = True
+        held = follow(daemon, held, has_job, say=(lambda text: None) if args.quiet else complain)
+    except NobodyThere as error:
+        return refuse(args, f"nothing was started: {error}", codes.UNREACHABLE) if args.socket else None
+    except (Left, KeyboardInterrupt):
+        if held is None:
+            raise
+        text = f"it was left; {names_of(held)} goes on: `allocctl wait {held['key']}` picks it up"
+        return refuse(args, text, codes.INTERRUPTED)
+    except NobodyAnswers as error:
+        return refuse(args, f"it may have been accepted (`allocctl list`): {error}", codes.UNVERIFIABLE)
+    except Refused as error:
+        return refuse(args, f"nothing was started: {error}", code_of(error))
+    finally:
+        interrupts.raises = False
+    if not has_job(held):
+        return ended(options, held)
+    if not args.quiet:
+        complain(f"run {held['run_id']} in {held['run_dir']}: allocd holds it as {held['key']}")
+    if not args.detach:
+        return wait_for_held(daemon, held, options, interrupts)
+    document = {"schema_version": 1, "run_id": held["run_id"], "run_dir": held["run_dir"], "allocation": held}
+    tell(json.dumps(document, ensure_ascii=False) if args.json else held["run_id"])
+    return codes.OK
 
 
 def _foreground(args: argparse.Namespace) -> int:

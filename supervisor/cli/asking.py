@@ -37,7 +37,7 @@ def socket_path(environ: Mapping[str, str]) -> str:
 
 
 class _Connection(http.client.HTTPConnection):
-    def __init__(self, path: str, limit: float) -> None:
+    def __init__(self, path: str, limit: float | None) -> None:
         super().__init__("localhost", timeout=limit)
         self._path = path
 
@@ -92,8 +92,9 @@ def ask(
     return document
 
 
-def lines(path: str, target: str, limit: float, headers: Mapping[str, str] | None = None) -> Generator[bytes]:
-    """The lines of an answer that goes on, without their ends, until it ends; `limit`: seconds for each. Raises
+def lines(path: str, target: str, limit: float | None, headers: Mapping[str, str] | None = None) -> Generator[bytes]:
+    """The lines of an answer that goes on, without their ends, until it ends; `limit`: seconds for each (None: a
+    stream without signs of life is believed to live as long as its connection). Raises
     NobodyAnswers (also when it breaks off), Refused."""
     connection = _Connection(path, limit)
     try:

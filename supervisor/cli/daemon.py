@@ -18,7 +18,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -133,6 +133,20 @@ class Daemon:
                     raise
                 last = None  # too long ago: what is kept now is told again
             time.sleep(PAUSE)
+
+    def log_lines(self, name: str, ranks: Collection[int], kinds: Collection[str]) -> Iterator[Document]:
+        """Lines of an allocation's logs as they come: run, file, text. They end when it has ended, or the daemon does.
+        Nothing may come for as long as its ranks are silent. Raises NobodyAnswers, Refused."""
+        from supervisor.cli.asking import lines
+
+        query = [
+            "follow=true",
+            "format=jsonl",
+            *(f"rank={rank}" for rank in ranks),
+            *(f"kind={kind}" for kind in kinds),
+        ]
+        for line in lines(self.path, f"{allocation(name)}/logs?{'&'.join(query)}", None):
+            yield json.loads(line)
 
     def _stream(self, target: str, last: int | None, deadline: float | None) -> Iterator[Document | None]:
         from supervisor.cli.asking import lines

@@ -3,6 +3,9 @@
 Following looks again and again (no event crosses a shared file system), survives truncation, replacement and rotation,
 and ends when nothing more can come: a run is over when its receipt is there, or its engine gone; a job, when Slurm says
 so. A job that has no run yet is waited for, with Slurm's state on stderr.
+
+What allocd holds is followed by its looks. When it goes away, the files are followed from here, behind the lines that
+were printed.
 """
 
 from __future__ import annotations
@@ -11,12 +14,19 @@ import argparse
 import json
 import os
 import sys
+from collections import Counter
+from typing import TYPE_CHECKING
 
+from supervisor.cli.arguments import add_socket, held_directory, may_be_held
 from supervisor.cli.output import complain, put, put_lines, refuse
 from supervisor.core import codes
 from supervisor.runs.growing import KINDS, Logs
 from supervisor.runs.registry import NoSuchRun, attempt_of, default_run, find_run
-from supervisor.runs.saved import Unreadable
+from supervisor.runs.saved import Document, Unreadable
+
+if TYPE_CHECKING:
+    from supervisor.cli.daemon import Daemon
+    from supervisor.runs.follow import LogLines
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,13 +37,17 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--rank", type=int, action="append", help="only this rank (can be repeated)")
     parser.add_argument("--kind", choices=KINDS, action="append", help="only these (default: all)")
     parser.add_argument("-M", "--cluster", help="with -f: the job's cluster, where there are several")
+    add_socket(parser)
     parser.add_argument("--json", action="store_true", help="a JSON object a line: schema_version, run, file, text")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the logs. 69 when there is no such run, or it has no such rank."""
     try:
-        return _follow(args) if args.follow else _print(args)
+        held = _held(args)
+        if args.follow:
+            return _follow_held(args, *held) if held else _follow(args)
+        return _print(args, held[1] if held else None)
     except NoSuchRun as error:
         from supervisor.cli.submitted import tell_output
 
@@ -42,9 +56,18 @@ def run(args: argparse.Namespace) -> int:
         return refuse(args, error, codes.UNREACHABLE)
 
 
-def _print(args: argparse.Namespace) -> int:
+def _held(args: argparse.Namespace) -> tuple[Daemon, Document] | None:
+    """What allocd holds by that name. Raises NoSuchRun when one who was named does not answer."""
+    if not may_be_held(args, args.run):
+        return None
+    from supervisor.cli.daemon import holder
+
+    return holder(args, args.run)
+
+
+def _print(args: argparse.Namespace, held: Document | None) -> int:
     """What is there now. Raises NoSuchRun."""
-    run_dir = find_run(args.run)
+    run_dir = held_directory(held, args.run) or find_run(args.run)
     logs = Logs(run_dir, lambda rank, kind: _is_wanted(args, rank, kind))
     run_id = os.path.basename(run_dir)
     if attempt_of(run_id) and args.run and not attempt_of(args.run):
@@ -78,8 +101,35 @@ def _write(args: argparse.Namespace, jobid: str | None, run_id: str, name: str, 
 # --- following -------------------------------------------------------------------------------------------------------
 
 
-def _follow(args: argparse.Namespace) -> int:
-    """Follow to the end. Raises NoSuchRun, Unreadable, and OSError when nobody reads any more."""
+def _follow_held(args: argparse.Namespace, daemon: Daemon, held: Document) -> int:
+    """Follow by allocd's looks. Raises NoSuchRun, Unreadable, OSError."""
+    from supervisor.cli.asking import NobodyAnswers, Refused
+    from supervisor.cli.daemon import names_of, standing
+
+    printed: Counter[tuple[str, str]] = Counter()  # lines of a run's log
+    try:
+        for line in daemon.log_lines(held["key"], args.rank or (), args.kind or ()):
+            where = (line["run"], line["file"])
+            _write(args, held["jobid"], *where, [line["text"].encode()])
+            printed[where] += 1
+        held = daemon.find(held["key"]) or held
+        if held["state"] == "ended":
+            if not printed and not held["run_id"]:
+                complain(f"{names_of(held)} has no run: {standing(held)}")
+            return codes.OK
+        why = "allocd is about to end"
+    except (NobodyAnswers, Refused) as error:
+        why = str(error)
+    if held["jobid"] is None:
+        return refuse(args, f"{why}; {held['key']} has no job yet", codes.UNREACHABLE)
+    complain(f"{why}: the files are followed from here")
+    args.run = held["run_dir"] if held["kind"] == "adopted" else held["jobid"]
+    return _follow(args, printed)
+
+
+def _follow(args: argparse.Namespace, printed: Counter[tuple[str, str]] | None = None) -> int:
+    """Follow to the end; so many lines of each log are `printed` already. Raises NoSuchRun, Unreadable, and OSError
+    when nobody reads any more."""
     import asyncio
 
     from supervisor.cli.following import Following
@@ -96,6 +146,14 @@ def _follow(args: argparse.Namespace) -> int:
         target = find_target(name, args.cluster)
     first = None if target.directories else target.jobid
     printer = Printer(sys.stderr)
+    behind = printed or Counter()
+
+    def write(news: LogLines) -> None:
+        where = (news.run_id, news.log)
+        known = min(behind[where], len(news.lines))
+        behind[where] -= known
+        _write(args, first, *where, news.lines[known:])
+
     try:
         asyncio.run(
             Following(
@@ -103,7 +161,7 @@ def _follow(args: argparse.Namespace) -> int:
                 printer,
                 lambda rank, kind: _is_wanted(args, rank, kind),
                 args.rank,
-                lambda lines: _write(args, first, lines.run_id, lines.log, lines.lines),
+                write,
             ).run()
         )
     finally:

@@ -9,10 +9,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from supervisor.cli.arguments import add_socket, may_be_held
+from supervisor.cli.arguments import add_socket, held_directory, may_be_held
 from supervisor.cli.output import refuse
 from supervisor.core import codes
-from supervisor.runs.registry import JOURNAL, NoSuchRun, attempt_of, find_run, later_runs
+from supervisor.runs.registry import NoSuchRun, attempt_of, find_run, later_runs
 from supervisor.runs.saved import Document, Unreadable, run_document
 
 
@@ -49,19 +49,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _held(args: argparse.Namespace) -> Document | None:
     """The allocation, where allocd holds it. Raises NoSuchRun when one who was named does not answer."""
-    if not may_be_held(args):
+    if not may_be_held(args, args.run):
         return None
     from supervisor.cli.daemon import held
 
     return held(args)
-
-
-def held_directory(held: Document | None, name: str | None) -> str | None:
-    """The directory of the run that is meant where the whole allocation is named, if it is seen from here."""
-    if held is None or name not in (held["key"], held["jobid"]):
-        return None
-    directory: str | None = held["run_dir"]
-    return directory if directory and os.path.exists(os.path.join(directory, JOURNAL)) else None
 
 
 def held_lines(held: Document | None) -> Iterator[str]:

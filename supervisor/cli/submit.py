@@ -3,6 +3,10 @@
     allocctl submit plan.toml                            the job's id on stdout, sentences on stderr
     allocctl submit plan.toml -- -p debug --comment=x    further options of sbatch; they win over the plan
     allocctl submit --dry-run plan.toml                  sbatch's command line and the script, and nothing is done
+    allocctl submit --direct plan.toml                   past allocd, if one answers here
+
+Where allocd answers, the plan is handed over to it: it is submitted when there is room, and followed to its end. While
+it waits in the queue there is no job: allocd's key is printed in the place of an id, and every verb takes it.
 
 What can go wrong and what it ends with: the plan, an option, the machine, or a refusal by sbatch (a wrong partition, an
 account that may not: what was asked for has to change) 78; a controller that was not reached 69: nothing was submitted;
@@ -18,18 +22,22 @@ import json
 import os
 import re
 import shlex
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from supervisor.cli.arguments import add_socket
 from supervisor.cli.interrupts import Interrupts
 from supervisor.cli.output import complain, refuse, sentence, tell
 from supervisor.core import codes
 
 if TYPE_CHECKING:
+    from supervisor.cli.daemon import Daemon, Document
     from supervisor.core.submission import Order
     from supervisor.scheduler.submit import Submitted
 
 SCHEMA_VERSION: Final = 1
+ANSWER_LIMIT: Final = 90.0  # seconds that one stays for sbatch's answer to allocd, which has a minute for it
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -49,6 +57,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--wait", action="store_true", help="follow the job to its proven end, and exit with its code")
     add_options(parser)
     parser.add_argument("--dry-run", action="store_true", help="print sbatch's command line and the script, do nothing")
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--direct", action="store_true", help="run sbatch from here, also where allocd answers")
+    add_socket(way)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON document")
     output.add_argument("-q", "--quiet", action="store_true", help="the id alone, and sentences only about trouble")
@@ -78,6 +89,9 @@ def run(args: argparse.Namespace) -> int:
         return refuse(args, error, codes.CONFIG)
     with Interrupts() as interrupts:
         try:
+            code = _through_daemon(args, made, interrupts)
+            if code is not None:
+                return code
             done = submit(made, interrupts)
         except OSError as error:
             return refuse(args, f"nothing was submitted: {sentence(error)}", codes.CONFIG)
@@ -153,6 +167,115 @@ async def _submit(made: Made, interrupts: Interrupts) -> Submitted | None:
                 return None
             done = await submitter.submit(made.order, made.plan_text)
     return replace(done, interrupted=stop.gently.is_set())
+
+
+# --- through allocd ---------------------------------------------------------------------------------------------------
+
+
+def _through_daemon(args: argparse.Namespace, made: Made, interrupts: Interrupts) -> int | None:
+    """Hand the plan over to allocd. The exit code; None when nobody was there. An earlier submission of the same plan
+    that is in doubt is settled first. Raises OSError, and KeyboardInterrupt when nothing was asked for."""
+    from supervisor.cli.daemon import daemon_at
+
+    if args.direct or (daemon := daemon_at(args)) is None:
+        return None
+    from supervisor.cli.accepted import carried, hand_over
+    from supervisor.cli.asking import NobodyAnswers, NobodyThere, Refused
+    from supervisor.cli.daemon import code_of
+    from supervisor.core.sbatch_options import in_one_piece
+
+    environ = carried(os.environ)
+    if environ is None:
+        complain("allocd is not asked: an environment variable is no UTF-8, and cannot be handed over")
+        return None
+    if (earlier := asyncio.run(_settle(made, interrupts))) is not None:
+        code = report(args, earlier)
+        return _wait(args, earlier, interrupts) if _goes_on(args, code) else code
+    body = {
+        "plan": made.plan_text,
+        "cwd": os.getcwd(),
+        "options": in_one_piece(args.options),
+        "directory": made.order.submission.base,
+        "cluster": args.cluster,
+        "allocctl": args.allocctl or os.environ.get("ALLOCCTL") or None,
+        "environ": environ,
+    }
+    try:
+        held = hand_over(daemon, "/v1/allocations", body)
+    except NobodyThere as error:
+        if args.socket:
+            return refuse(args, f"nothing was submitted: {error}", codes.UNREACHABLE)
+        return None
+    except NobodyAnswers as error:
+        text = f"it may have been accepted: {error}. `allocctl list` tells, when allocd answers again"
+        return refuse(args, text, codes.UNVERIFIABLE)
+    except Refused as error:
+        return refuse(args, f"nothing was submitted: {error}", code_of(error))
+    return _accepted(args, daemon, held, interrupts)
+
+
+async def _settle(made: Made, interrupts: Interrupts) -> Submitted | None:
+    """An earlier submission of the plan that stands in the way."""
+    from supervisor.scheduler.client import SlurmClient
+    from supervisor.scheduler.submit import Sbatch, Stop, Submitter
+
+    stop, submission = Stop(), made.order.submission
+    with interrupts.told_to(stop.ask):
+        submitter = Submitter(Sbatch(os.environ), SlurmClient(), stop)
+        earlier = await submitter.settle_earlier(submission.base, made.plan_text, submission.uid)
+    if earlier is None and stop.gently.is_set():
+        raise KeyboardInterrupt
+    return earlier
+
+
+def _accepted(args: argparse.Namespace, daemon: Daemon, held: Document, interrupts: Interrupts) -> int:
+    """What becomes of it: at once, or (--wait) to its end. Returns the exit code."""
+    from supervisor.cli.accepted import Left, ended, follow, has_job, wait_for_held
+    from supervisor.cli.asking import NobodyAnswers, Refused
+    from supervisor.cli.daemon import names_of, standing
+    from supervisor.cli.wait import options_from
+
+    options, interrupted, why = options_from(args), False, ""
+    try:
+        interrupts.raises = True
+        if held["state"] == "submitting":
+            held = follow(
+                daemon,
+                held,
+                has_job,
+                deadline=time.monotonic() + ANSWER_LIMIT,
+                heard=lambda event: event["kind"] == "submitted",
+            )
+    except Left:
+        why = f"sbatch has not answered for {ANSWER_LIMIT:g} s"
+    except KeyboardInterrupt:
+        interrupted = True
+    except (NobodyAnswers, Refused) as error:
+        why = str(error)
+    finally:
+        interrupts.raises = False
+    if held["state"] == "ended" and not held["jobid"]:
+        return ended(options, held)
+    code = codes.INTERRUPTED if interrupted else codes.OK
+    name = f"{held['jobid']};{held['cluster']}" if held["jobid"] and held["cluster"] else held["jobid"] or held["key"]
+    waits = args.wait and not interrupted
+    if not args.json:
+        tell(name)
+    elif not waits:
+        document: Document = {
+            "id": name,
+            "exit": code,
+            "earlier": False,
+            "several": [],
+            "allocation": held,
+        }
+        tell(json.dumps({"schema_version": SCHEMA_VERSION, **document}, indent=1, ensure_ascii=False))
+    if not args.quiet or code:
+        what = "submitted" if held["jobid"] else f"accepted, and not submitted yet: {standing(held)}"
+        trouble = "; ".join(filter(None, [why, held["trouble"]]))
+        goes_on = "; interrupted, and it goes on" if interrupted else ""
+        complain(f"{names_of(held)} {what}{f' ({trouble})' if trouble else ''}{goes_on}")
+    return wait_for_held(daemon, held, options, interrupts) if waits else code
 
 
 # --- after it ---------------------------------------------------------------------------------------------------------

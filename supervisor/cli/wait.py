@@ -18,7 +18,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from supervisor.cli.arguments import PATIENCE, seconds
+from supervisor.cli.arguments import PATIENCE, add_socket, may_be_held, seconds
 from supervisor.cli.interrupts import Interrupts
 from supervisor.cli.output import refuse, sentence, tell
 from supervisor.core import codes
@@ -26,6 +26,7 @@ from supervisor.runs.registry import NoSuchRun
 from supervisor.runs.saved import Unreadable
 
 if TYPE_CHECKING:
+    from supervisor.cli.daemon import Daemon
     from supervisor.cli.live import Printer
     from supervisor.cli.telling import StoryTeller
     from supervisor.runs.follow import Wanted
@@ -53,8 +54,11 @@ class Options:
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = subparsers.add_parser("wait", help="follow a job to its proven end, and exit with its code")
-    parser.add_argument("job", nargs="?", help="a job's id, a run's id or a run directory (default: $SLURM_JOB_ID)")
+    parser.add_argument(
+        "job", nargs="?", help="a job's id, a run's id or directory, allocd's key (default: $SLURM_JOB_ID)"
+    )
     parser.add_argument("-M", "--cluster", help="the cluster, where there are several")
+    add_socket(parser)
     add_options(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON document on stdout at the end, and no logs")
@@ -96,6 +100,11 @@ def run(args: argparse.Namespace) -> int:
     from supervisor.runs.target import find_target
 
     try:
+        if may_be_held(args, args.job) and (found := _held(args)):
+            from supervisor.cli.accepted import wait_for_held
+
+            with Interrupts() as interrupts:
+                return wait_for_held(*found, options_from(args), interrupts)
         target = find_target(args.job, args.cluster)
     except NoSuchRun as error:
         return refuse(args, error, codes.UNREACHABLE)
@@ -103,6 +112,15 @@ def run(args: argparse.Namespace) -> int:
         return refuse(args, error, codes.UNVERIFIABLE)
     with Interrupts() as interrupts:
         return wait_for(target, options_from(args), interrupts)
+
+
+def _held(args: argparse.Namespace) -> tuple[Daemon, Document] | None:
+    """What allocd holds by that name; a job's id is never that of a run that was started in somebody else's job. Raises
+    NoSuchRun when one who was named does not answer."""
+    from supervisor.cli.daemon import holder
+
+    found = holder(args, args.job)
+    return None if found and found[1]["kind"] == "adopted" and args.job == found[1]["jobid"] else found
 
 
 def wait_for(target: Target, options: Options, interrupts: Interrupts, *, interrupted: bool = False) -> int:

@@ -99,6 +99,18 @@ def read_options(words: Sequence[str]) -> list[Option]:
     return found
 
 
+def in_one_piece(words: Sequence[str]) -> list[str]:
+    """The same options, each with its value in one word (`-p debug` is `-pdebug`). Raises Misfit."""
+    pieces, left = [], list(words)
+    while left:
+        word = left.pop(0)
+        behind = iter(left[:1])
+        list(_options_in(word, behind))
+        taken = left and next(behind, None) is None
+        pieces.append(word + left.pop(0) if taken else word)
+    return pieces
+
+
 def refusal_in_plan(word: str) -> str | None:
     """Why `word` cannot stand in a plan's list of options; None when it can."""
     try:

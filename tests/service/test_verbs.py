@@ -9,13 +9,18 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from supervisor.cli import asking
+from supervisor.cli.accepted import hand_over
 from supervisor.cli.daemon import Daemon
 from supervisor.core import codes
+from supervisor.service.interface import AdoptRequest, Allocation
 from supervisor.service.place import OWNER, Owner
 from tests.service.desk import Desk
+from tests.service.world import World
 
 ENDED = {"outcome": "failure", "code": 7, "origin": "native", "reason": "native", "summary": "rank 0 ended with 7"}
 
@@ -73,10 +78,10 @@ def test_list_reads_all_pages(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_list_without_a_daemon(nobody: Desk, home: Path) -> None:
-    plan = home / "plan.toml"
-    plan.write_text('[job]\nname = "b"\nnodes = 1\n[roles.all]\nranks = "0"\ncommand = ["sh", "-c", "exit 3"]\n'
+    path = home / "plan.toml"
+    path.write_text('[job]\nname = "b"\nnodes = 1\n[roles.all]\nranks = "0"\ncommand = ["sh", "-c", "exit 3"]\n'
                     "[coordinator]\nrank = 0\n")  # fmt: skip
-    assert nobody.say("run", "--local", "-q", plan).code == 3
+    assert nobody.say("run", "--local", "-q", path).code == 3
     said = nobody.say("list", "--all", "--json")
     assert said.code == 0 and "allocctl service install" in said.err
     (found,) = said.document["allocations"]
@@ -101,11 +106,11 @@ def test_status_of_what_has_no_job_yet(desk: Desk) -> None:
 
 
 def test_status_of_a_run_tells_both(desk: Desk, home: Path) -> None:
-    plan = home / "plan.toml"
-    plan.write_text(
+    path = home / "plan.toml"
+    path.write_text(
         '[job]\nname = "b"\nnodes = 1\n[roles.all]\nranks = "0"\ncommand = ["true"]\n[coordinator]\nrank = 0\n'
     )
-    ran = desk.say("run", "--local", "--json", plan).document
+    ran = desk.say("run", "--local", "--json", path).document
     desk.do(desk.world.put, run_id=ran["run_id"], run_dir=ran["run_dir"], slurm="COMPLETING", stopping="stop")
     for name in ("a1", "1001", ran["run_id"]):
         said = desk.say("status", name)
@@ -144,12 +149,13 @@ def test_stop_and_cancel(desk: Desk) -> None:
     assert "has ended already: failure, exit code 7" in desk.say("stop", "a2").err
 
 
+@pytest.mark.slow
 def test_stop_without_a_daemon_signals_the_engine(nobody: Desk, home: Path) -> None:
-    plan = home / "plan.toml"
-    plan.write_text(
+    path = home / "plan.toml"
+    path.write_text(
         '[job]\nname = "b"\nnodes = 1\n[roles.all]\nranks = "0"\ncommand = ["sleep", "60"]\n[coordinator]\nrank = 0\n'
     )
-    argv = [sys.executable, "-m", "supervisor.cli.main", "run", "--local", "--json", str(plan)]
+    argv = [sys.executable, "-m", "supervisor.cli.main", "run", "--local", "--json", str(path)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as engine:
         assert engine.stderr is not None
         for line in engine.stderr:
@@ -205,3 +211,86 @@ def test_events_go_on_after_a_daemon_was_away(home: Path, capfd: pytest.CaptureF
         seen += [event["seq"] for event in [next(events), next(events)] if event]
         events.close()
     assert seen == [1, 2, 3]
+
+
+# --- logs, adopt, submit ----------------------------------------------------------------------------------------------
+
+
+LINES = ["rank-0.all.err: two", "rank-0.all.out: one"]
+TALKS = '[job]\nname = "b"\nnodes = 1\n[roles.all]\nranks = "0"\ncommand = ["sh", "-c", "echo one; echo two >&2"]\n'
+
+
+@pytest.fixture
+def talked(home: Path) -> dict[str, str]:
+    """A run that is over."""
+    path = home / "plan.toml"
+    path.write_text(f"{TALKS}[coordinator]\nrank = 0\n")
+    argv = [sys.executable, "-m", "supervisor.cli.main", "run", "--local", "--json", str(path)]
+    ran = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
+    return {"run_id": ran["run_id"], "run_dir": ran["run_dir"]}
+
+
+@pytest.mark.slow
+def test_logs(desk: Desk, talked: dict[str, str]) -> None:
+    desk.do(desk.world.put, state="ended", verdict=ENDED, **talked)
+    for words in (["a1", "-f"], ["1001"], ["a1"], [talked["run_dir"]]):
+        said = desk.say("logs", *words, "--kind", "out", "--kind", "err")
+        assert (said.code, sorted(line.split("/")[-1] for line in said.out.splitlines())) == (0, LINES), words
+    assert json.loads(desk.say("logs", "a1", "-f", "--kind", "out", "--json").out)["text"] == "one"
+    desk.do(desk.world.put, state="ended", verdict=ENDED, jobid=None)
+    assert "a2 has no run: failure, exit code 7" in desk.say("logs", "-f", "a2").err
+
+
+@pytest.mark.slow
+def test_logs_go_on_without_the_daemon(
+    home: Path, capfd: pytest.CaptureFixture[str], talked: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(home, capfd)
+    with desk.open():
+        desk.do(desk.world.put, "adopted", **talked)
+        argv = [sys.executable, "-m", "supervisor.cli.main", "logs", "-f", "a1", "--kind=out", "--socket", desk.path]
+        verb = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert verb.stdout is not None
+        first = verb.stdout.readline()
+        with Path(talked["run_dir"], "logs/rank-0.all.out").open("a") as file:
+            file.write("three\n")
+    rest, said = verb.communicate(timeout=30)
+    lines = [line.split("/")[-1] for line in (first + rest).splitlines()]
+    assert (verb.returncode, lines) == (0, ["rank-0.all.out: one", "rank-0.all.out: three"])
+    assert "the files are followed from here" in said
+
+
+@pytest.mark.slow
+def test_adopt(desk: Desk, home: Path, talked: dict[str, str]) -> None:
+    world, asked = desk.world, []
+
+    async def adopt(request: AdoptRequest, key: str | None) -> Allocation:
+        asked.append(request)
+        made = await World.adopt(world, request, key)
+        world.change(made.key, state="running", **talked)
+        await world.tell(made.key, "started", state="running")
+        return made
+
+    world.adopt = adopt  # type: ignore[method-assign]
+    said = desk.say("adopt", "--detach", "4711", "plan.toml", "--dir", "there")
+    assert (said.code, said.out) == (0, f"{talked['run_id']}\n")
+    assert f"{talked['run_dir']}: allocd holds it as a1" in said.err
+    assert (asked[0].jobid, asked[0].directory) == ("4711", str(home / "there"))
+    followed = desk.say("adopt", "4711", "plan.toml")
+    assert followed.code == 0 and "success" in followed.err.splitlines()[-1]
+
+
+def test_an_answer_that_was_lost_is_asked_for_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, lost = asking.ask, iter([True, False])
+
+    def ask(*args: Any, **more: Any) -> Any:
+        found = real(*args, **more)
+        if next(lost):
+            raise asking.NobodyAnswers("it went away before it had answered")
+        return found
+
+    monkeypatch.setattr(asking, "ask", ask)
+    held = hand_over(Daemon(desk.path), "/v1/allocations", {"plan": "x", "cwd": "/", "cluster": None})
+    assert held["key"] == "a1"
+    monkeypatch.undo()
+    assert [item.key for item in desk.world.allocations()] == ["a1"]

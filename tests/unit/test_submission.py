@@ -14,7 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.core.plan import Plan, parse_plan
-from supervisor.core.sbatch_options import PLACED, TAKEN, Misfit, Option, array_tasks, read_options, time_limit
+from supervisor.core.sbatch_options import (
+    PLACED,
+    TAKEN,
+    Misfit,
+    Option,
+    array_tasks,
+    in_one_piece,
+    read_options,
+    time_limit,
+)
 from supervisor.core.settling import (
     Patience,
     Search,
@@ -522,3 +531,8 @@ def test_every_placed_option_names_a_key_of_plans() -> None:
     for place in PLACED.values():
         section, key = place.split(",")[0].split(":")[0].split(".")
         assert key in data[section]
+
+
+def test_options_in_one_piece() -> None:
+    words = ["-p", "debug", "--mem=0", "-Hp", "x", "-c-1", "-H", "-t", "1", "-p"]
+    assert in_one_piece(words) == ["-pdebug", "--mem=0", "-Hpx", "-c-1", "-H", "-t1", "-p"]
