@@ -40,7 +40,7 @@ def write_outcomes(run_dirs: Sequence[str], jobid: str, lines: str) -> list[str]
     what could not be written."""
     trouble = []
     begun = _begun(jobid, run_dirs)
-    for directory in (*run_dirs, _workspace()):
+    for directory in (*run_dirs, *_elsewhere(jobid, run_dirs)):
         written = _written_outcome(directory, jobid, begun)
         if written is not None and (written == lines.strip() or _is_less(lines, written)):
             continue
@@ -50,6 +50,24 @@ def write_outcomes(run_dirs: Sequence[str], jobid: str, lines: str) -> list[str]
             what = error.strerror or error
             trouble.append(f"the outcome file could not be written in {os.path.abspath(directory)}: {what}")
     return trouble
+
+
+def leave_workspace() -> None:
+    """From now on this process works for no CI job, and where it stands is nobody's workspace: it is a daemon. The file
+    of a job without a run then goes to the directory of its submission."""
+    global _in_workspace
+    _in_workspace = False
+
+
+_in_workspace = True
+
+
+def _elsewhere(jobid: str, run_dirs: Sequence[str]) -> list[str]:
+    """Where the outcome file goes besides the runs."""
+    if _in_workspace:
+        return [_workspace()]
+    submission = None if run_dirs else submission_of(jobid)
+    return [os.path.dirname(submission.script)] if submission else []
 
 
 def _workspace() -> str:

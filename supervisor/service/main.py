@@ -57,10 +57,12 @@ def main(words: Sequence[str] | None = None) -> int:
 def _run(settings: Settings, read: Callable[[], Settings]) -> int:
     """Run it with these settings."""
     from supervisor.launch.process import use_pidfd_watcher
+    from supervisor.runs.outcomes import leave_workspace
     from supervisor.service import place, sockets
     from supervisor.service.daemon import Daemon
     from supervisor.service.log import Libraries, make_log
 
+    leave_workspace()
     faulthandler.enable()  # systemd's watchdog ends a loop that hangs by SIGABRT: where it hung is told
     log = make_log(settings, sys.stderr, os.environ)
     logging.getLogger().addHandler(Libraries(log))

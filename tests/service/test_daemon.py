@@ -102,6 +102,8 @@ def test_it_holds_allocations_and_ends_in_order(host: Host) -> None:
     assert host.ask("GET", "/v1/health")["limit"] == 3
     code, said = host.end()
     assert code == 0, said
+    outcome = "slurm_job_101_outcome.txt"
+    assert [path.parent.parent.name for path in host.top.rglob(outcome)] == ["base"], "a daemon has no workspace"
     assert [json.loads(line)["event"] for line in said.splitlines()][-1] == "ended"
     host.start()
     assert host.get(key)["verdict"]["code"] == 7
