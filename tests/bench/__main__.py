@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.bench import asking, calls, costs, ends, files, verdicts, waits, watching
+from tests.bench import asking, calls, costs, ends, files, service, verdicts, waits, watching
 from tests.bench.stage import RANKS, Stage, environment, see_first
 from tests.bench.table import Row, render
 from tests.cluster import Cluster
@@ -36,6 +36,7 @@ ON_THIS_MACHINE: dict[str, Bench] = {
     "idle": costs.idle,
     "calls": calls.calls,
     "socket": asking.asked,
+    "service": service.service,
     "watchers": watching.watchers,
     "found": watching.found,
 }

@@ -62,6 +62,7 @@ class FakeSlurm:
             "memory": memory,
             "lag": 0.1,
             "now": None,
+            "epoch": time.time() - time.monotonic(),
             "controller_away": [],
             "accounting_away": [],
             "cancelled": [],
@@ -95,11 +96,11 @@ class FakeSlurm:
     def end(self, jobid: str, word: str, code: str = "0:0") -> None:
         """A job ends now."""
         with self._cluster.changed() as state:
-            state["jobs"][jobid]["moments"].append([time.time(), word, code])
+            state["jobs"][jobid]["moments"].append([commands.clock(state), word, code])
 
     def away(self, *, controller: float = 0.0, accounting: float = 0.0) -> None:
         """slurmctld, slurmdbd are away for so many seconds from now."""
-        now = time.time()
+        now = commands.clock(self.state())
         self.set(controller_away=[[now, now + controller]], accounting_away=[[now, now + accounting]])
 
     def close(self) -> None:
