@@ -14,9 +14,9 @@ from supervisor.contracts import files, fpm, sweep
 from supervisor.contracts.checker import Checked, CheckerBroke
 from supervisor.contracts.places import Examiner, Place, existing, places
 from supervisor.contracts.reading import SOON
-from supervisor.contracts.walk import DEPTH_CAP, Pattern, literal_part
+from supervisor.contracts.walk import DEPTH_CAP, Pattern, Way, literal_part
 
-__all__ = ["SOON", "CheckerBroke", "Examiner", "Place", "directories", "examiner", "places", "preexisting"]
+__all__ = ["SOON", "CheckerBroke", "Examiner", "Place", "Way", "directories", "examiner", "places", "preexisting"]
 
 
 _KINDS: Final[Mapping[str, tuple[Callable[[Sequence[Place]], Examiner], Callable[[Place], tuple[Pattern, ...]]]]] = {
@@ -34,10 +34,10 @@ def examiner(places: Sequence[Place]) -> Examiner:
     return Checked(kind(places)) if artifact.checker else kind(places)
 
 
-def preexisting(place: Place) -> tuple[str, ...]:
+def preexisting(place: Place, way: Way | None = None) -> tuple[str, ...]:
     """What is there before the run where outputs would be: paths relative to the root, and as `path: reason` what keeps
-    us from knowing. Empty when nothing is in the way."""
-    return existing(place, _patterns(place))
+    us from knowing. Empty when nothing is in the way. `way`: one for all places that are asked for."""
+    return existing(place, _patterns(place), way or Way())
 
 
 def directories(place: Place) -> dict[Path, int]:

@@ -43,7 +43,7 @@ class Files(Readers):
         return finding
 
     def _look(self, place: Place, last: bool) -> Finding:
-        artifact, reader, walk = place.instance.artifact, self.reader(place), Walk(way=self.way(place))
+        artifact, reader, walk = place.instance.artifact, self.reader(place), Walk(way=self.way)
         pattern, *lists = patterns(place)
         apart = {plain(each) for each in lists}
         matches = walk.below(place.root, place.values["run_dir"], pattern)

@@ -111,7 +111,7 @@ class Fpm(Readers):
         answer about the artifact."""
         contract, names = place.instance.contract_id, _Names(place)
         judges, reader = names.judges(place), self.reader(place)
-        walk = Walk(only=frozenset(_name(path) for path in judges), way=self.way(place))
+        walk = Walk(only=frozenset(_name(path) for path in judges), way=self.way)
         found = walk.below(place.root, place.values["run_dir"], (*names.directory, "*"))
         readings = {match.path: reader.read(match, judges[match.path][1]) for match in found}
         self._ranks[contract] = {

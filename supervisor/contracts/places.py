@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from supervisor.contracts.walk import Pattern, Walk
+from supervisor.contracts.walk import Pattern, Walk, Way
 from supervisor.core.artifacts import Finding, Instance
 from supervisor.core.substitution import substitute
 
@@ -49,9 +49,9 @@ def places(instances: Iterable[Instance], values: Callable[[int | None], Mapping
     return tuple(found)
 
 
-def existing(place: Place, patterns: Iterable[Pattern]) -> tuple[str, ...]:
+def existing(place: Place, patterns: Iterable[Pattern], way: Way) -> tuple[str, ...]:
     """What is there: files of any kind, links (dangling ones too), links and files in the place of a directory, as
     paths relative to the root; and, as `path: reason`, what keeps us from knowing."""
-    walk = Walk(top=".")
+    walk = Walk(top=".", way=way)
     found = {match.path for pattern in patterns for match in walk.below(place.root, place.values["run_dir"], pattern)}
     return (*sorted(found), *dict.fromkeys(walk.problems))

@@ -260,15 +260,11 @@ class Readers:
 
     def __init__(self, places: Iterable[Place]) -> None:
         self._readers = {place.instance.contract_id: Reader() for place in places}
-        self._ways = {contract: Way() for contract in self._readers}
+        self.way = Way()
 
     def reader(self, place: Place) -> Reader:
         """The one that remembers this place's files."""
         return self._readers[place.instance.contract_id]
-
-    def way(self, place: Place) -> Way:
-        """How far the way to its root was there."""
-        return self._ways[place.instance.contract_id]
 
     def again(self, place: Place) -> float | None:
         """See Examiner."""

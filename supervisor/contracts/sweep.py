@@ -40,7 +40,7 @@ class Sweep(Readers):
 
     def look(self, place: Place) -> Finding:
         """See Examiner."""
-        artifact, reader, walk = place.instance.artifact, self.reader(place), Walk(way=self.way(place))
+        artifact, reader, walk = place.instance.artifact, self.reader(place), Walk(way=self.way)
         readings: list[Reading] = []
         missing: list[str] = []
         for concurrency, pattern in zip(artifact.concurrencies, patterns(place), strict=True):

@@ -65,10 +65,14 @@ class Match(NamedTuple):
 
 @dataclass(slots=True)
 class Way:
-    """How far the way to a root outside of the run directory was there when it was gone last: the next time it is named
-    so far, and each directory above it is listed once."""
+    """How far the way to a root outside of the run directory was there when one was gone last: the next one is named as
+    far as it is the same, and no directory is listed again for each of many roots below it."""
 
     reached: Path = TOP
+
+    def start(self, root: Path) -> Path:
+        """Where to begin: a directory above the root that was there."""
+        return next(path for path in (self.reached, *self.reached.parents) if root.is_relative_to(path))
 
 
 @dataclass(slots=True)
@@ -210,7 +214,7 @@ def _opened(root: Path, run_dir: Path, way: Way) -> Iterator[int]:
     """A descriptor of the root, found in listings from where it was found last. Inside the run directory each component
     is opened on its own, no link followed."""
     inside = root.is_relative_to(run_dir)
-    place, links = (run_dir, os.O_NOFOLLOW) if inside else (way.reached, 0)
+    place, links = (run_dir, os.O_NOFOLLOW) if inside else (way.start(root), 0)
     try:
         directory = os.open(place, _DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):
@@ -228,5 +232,6 @@ def _opened(root: Path, run_dir: Path, way: Way) -> Iterator[int]:
             place /= part
         yield directory
     finally:
-        way.reached = TOP if inside else place
+        if not inside:
+            way.reached = place
         os.close(directory)

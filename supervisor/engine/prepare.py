@@ -20,7 +20,7 @@ from typing import Final
 
 from supervisor import agent
 from supervisor.agent.build import agent_archive
-from supervisor.contracts import directories, places, preexisting
+from supervisor.contracts import Way, directories, places, preexisting
 from supervisor.core.artifacts import instances
 from supervisor.core.layout import AGENT, PLAN_COPY, SHELL, Layout
 from supervisor.core.plan import Plan
@@ -151,8 +151,9 @@ def _make_contract_directories(layout: Layout) -> None:
 def _refuse_existing(layout: Layout) -> None:
     """Nothing that exists before the run may count as its output, and nothing is overwritten."""
     found: list[str] = []
+    way = Way()
     for place in places(instances(layout.plan), layout.values):
-        found += (f"{place.root}/{path}" for path in preexisting(place))
+        found += (f"{place.root}/{path}" for path in preexisting(place, way))
     if found:
         listed = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
         raise Unfit(f"outputs that the plan promises exist before the run: {listed}: move them away first")

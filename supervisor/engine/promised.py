@@ -23,7 +23,7 @@ from typing import Any, Final
 from supervisor.agent.copying import Copy, Limits, checksum, opened_file
 from supervisor.contracts import places
 from supervisor.contracts.fresh import fresh_status
-from supervisor.contracts.walk import Match, Walk, kind_of
+from supervisor.contracts.walk import Match, Walk, Way, kind_of
 from supervisor.core import events as ev
 from supervisor.core.artifacts import instances
 from supervisor.core.delivery import A_FILE, NOTHING, UNKNOWN
@@ -110,9 +110,10 @@ def compare(promised: Several[Promised], run_dir: str, done: Collection) -> list
     """Look at the files without reading any; those that have to be read are returned. Blocks."""
     groups, unread = _grouped(promised), list[Promised]()
     contracts = [{item.contract for items in group.values() for item in items} for group in groups.values()]
+    way = Way()
     waiting = Counter(contract for each in contracts for contract in each)
     for ((root, directory), wanted), looked in zip(groups.items(), contracts, strict=True):
-        walk = Walk(top=root, only=frozenset(wanted))
+        walk = Walk(top=root, only=frozenset(wanted), way=way)
         for match in _below(walk, root, directory, run_dir):
             items, status = wanted.pop(match.name), _status(match)
             if not stat.S_ISREG(status.st_mode):
@@ -147,11 +148,11 @@ def read(
 ) -> None:
     """Make the checksums of files, the differing ones first. `copies`: facts of what was copied just now, by source.
     Blocks."""
-    left = CHECKSUM_CAP
+    left, way = CHECKSUM_CAP, Way()
     differing = [item for item in unread if item in done.differing]
     for part in (differing, [item for item in unread if item not in done.differing]):
         for (root, directory), wanted in _grouped(part).items():
-            for match in _below(Walk(only=frozenset(wanted)), root, directory, run_dir):
+            for match in _below(Walk(only=frozenset(wanted), way=way), root, directory, run_dir):
                 items = wanted.pop(match.name)
                 size = match.status.st_size
                 copied = copies.get(items[0].where)

@@ -91,7 +91,15 @@ class _Batch:
     now: float
     visits: list[_Visit] = field(default_factory=list)
     devices: dict[int, FileSystem] = field(default_factory=dict)
+    reached: str = polling.TOP  # the last directory that was found
     over: bool = False
+
+    def start(self, watched: _Watched) -> str:
+        """Where to look for a directory from: where it was found last, or else what it has in common with the last one
+        that was found: what is above many directories is not listed for each."""
+        if watched.known != polling.TOP:
+            return watched.known
+        return os.path.commonpath((self.reached, watched.target.directory))
 
     def mounted(self, descriptor: int) -> FileSystem:
         """What an open directory is on; asked once for each device."""
@@ -234,7 +242,8 @@ class Watcher:
         target = watched.target
         kind = watched.manner.file_system if watched.manner else UNKNOWN
         try:
-            with polling.opened(target, watched.known, batch.believed) as found:
+            with polling.opened(target, batch.start(watched), batch.believed) as found:
+                batch.reached = found.path
                 mounted = batch.mounted(found.descriptor)
                 kind, fresh = mounted.kind, False
                 if mounted.believed:

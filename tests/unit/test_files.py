@@ -539,6 +539,23 @@ def test_a_root_that_comes_late_is_found_at_once_through_a_client_that_remembers
         careful.close()
 
 
+def test_what_is_above_many_roots_is_not_listed_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    way, listed, real = walk.Way(), list[Any](), os.listdir
+
+    def counting(directory: Any) -> list[str]:
+        listed.append(directory)
+        return real(directory)
+
+    monkeypatch.setattr(os, "listdir", counting)
+    for number in range(30):
+        (tmp_path / f"n{number}").mkdir()
+        place = Place(json_file(), tmp_path / f"n{number}", {"run_dir": "/run", **VALUES})
+        assert preexisting(place, way) == ()
+    assert (
+        len(listed) == len(tmp_path.parts) - 1 + 2 * 30
+    )  # the way there, once; then what holds the root, and the root
+
+
 @pytest.mark.parametrize("content", [b"", b"half", b"wrong", b"too long"])
 def test_a_file_is_found_replaced_through_a_client_that_remembers(tmp_path: Path, content: bytes) -> None:
     """Whatever it lacked: attributes that are remembered for 20 s do not hide it."""
