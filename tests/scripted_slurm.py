@@ -136,7 +136,8 @@ class Slurm:
         last = {m.restarts: m for m in self.jobs[jobid] if m.at <= self.now - self.lag}
         ends = {True: f"{self.epoch + 2}", False: "Unknown"}
         return "".join(
-            f"{raw(jobid)}|{m.state}|{m.code}|0:0|{jobid}|{self.epoch + m.restarts}|{self.epoch + 1}|{ends[m.over]}|{self.user}|c|node1\n"
+            f"{raw(jobid)}|{m.state}|{m.code}|0:0|{jobid}|{self.epoch + m.restarts}|{self.epoch + 1}|{ends[m.over]}|"
+            f"{self.user}|c|node1\n"
             for m in last.values()
         )
 

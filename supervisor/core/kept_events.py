@@ -15,8 +15,8 @@ from supervisor.core.events import Event, JsonObject
 @dataclass(frozen=True)
 class Accepted(Event):
     """The service has taken it on. `kind`: submitted (a plan that will be a job), adopted (a plan for a job of somebody
-    else's, `jobid`) or followed (a job as it is). `title` is the plan's name, and `given` the caller's idempotency key, and `digest` tells whether
-    another request is the same."""
+    else's, `jobid`) or followed (a job as it is). `title` is the plan's name, `given` the caller's idempotency key, and
+    `digest` tells whether another request is the same."""
 
     number: ClassVar[int] = 1
     kind: str

@@ -1,6 +1,7 @@
 """The house's two laws, read from the sources: the core touches nothing, and imports go one way.
 
-cli, service -> runs -> engine -> launch, watch, scheduler, hosts -> core;   contracts -> watch, core;   agent stands alone
+cli, service -> runs -> engine -> launch, watch, scheduler, hosts -> core;   contracts -> watch, core;   agent stands
+alone
 """
 
 from __future__ import annotations
