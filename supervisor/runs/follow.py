@@ -28,6 +28,7 @@ from supervisor.core.run import IllegalEvent, step
 from supervisor.core.state import RunState
 from supervisor.engine.journal import read_journal
 from supervisor.runs.growing import Logs
+from supervisor.runs.listing import Listings
 from supervisor.runs.papers import RUN_RECEIPT, Unreadable, papers_of
 from supervisor.runs.registry import JOURNAL, attempt_of, job_in
 from supervisor.runs.saved import engine_lives
@@ -187,7 +188,9 @@ class Follower:
         tasks: bool = False,
         since: float | None = None,
         engine: bool = False,
+        listings: Listings | None = None,
     ) -> None:
+        """`listings`: shared with others who look at the same places."""
         self.runs: dict[str, RunFollower] = {}  # by real path
         self.more = False
         self._jobid = jobid
@@ -196,6 +199,7 @@ class Follower:
         self._tasks = tasks
         self._since = since
         self._engine = engine
+        self._listings = listings or Listings(age=0.0)
         self._first = True
         self._known: set[str] = set()  # paths in the places that need no second look
         self._news: deque[News] = deque()
@@ -213,7 +217,7 @@ class Follower:
 
     def look(self, last: bool = False) -> None:
         """Look once at everything. With `last`, nobody writes any more. Trouble is news, never raised."""
-        self._discover()
+        self._discover(last)
         self.more = False
         for run in list(self.runs.values()):
             if run.over:
@@ -234,8 +238,8 @@ class Follower:
         real = os.path.realpath(directory)
         self.runs.setdefault(real, RunFollower(real, self._wanted, engine=self._engine))
 
-    def _discover(self) -> None:
-        new = dict(self._new_runs())
+    def _discover(self, last_look: bool) -> None:
+        new = dict(self._new_runs(last_look))
         if self._first:  # earlier attempts of a job that was requeued before are history
             last: dict[str | None, int] = {}
             for run_id in new.values():
@@ -246,11 +250,11 @@ class Follower:
             if may_be_of_job(path, self._since):
                 self._follow(path)
 
-    def _new_runs(self) -> Iterator[tuple[str, str]]:
+    def _new_runs(self, fresh: bool) -> Iterator[tuple[str, str]]:
         """The real path and the id of each directory that has become a run of the job: one with a journal."""
         for place in self._places:
             try:
-                names = os.listdir(place)
+                names = self._listings.names(place, self._jobid, fresh=fresh)
             except FileNotFoundError:
                 continue  # made with the first run
             except OSError as error:

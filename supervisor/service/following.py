@@ -75,6 +75,7 @@ class Following:
             tasks="_" not in target.jobid,
             since=target.since,
             engine=target.alone,
+            listings=self._world.listings,
         )
         wait = Wait(
             target,

@@ -18,6 +18,7 @@ from supervisor.core import codes
 from supervisor.core.parts import Parts
 from supervisor.core.submission import Order
 from supervisor.engine.threads import in_thread
+from supervisor.runs.listing import Listings
 from supervisor.runs.waiting import Client
 from supervisor.scheduler.client import SlurmClient
 from supervisor.scheduler.inquiry import USUAL, Pace
@@ -106,6 +107,7 @@ class World:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.engines = Engines()
+        self.listings = Listings()
         self.followed = 0  # allocations whose directories are looked at
         self.detected: Callable[[float], object] = lambda seconds: None  # told how long a first failure went unseen
         self.clusters: dict[str, Cluster] = {}
