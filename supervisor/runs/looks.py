@@ -31,7 +31,8 @@ FOREVER: Final = 1e6  # seconds: whoever reads the logs may take its time
 
 
 class Looks:
-    """`heard` is called in the loop for each piece of news but lines of logs, which go to `write`, in a thread."""
+    """`heard` is called in the loop for each piece of news but lines of logs, which go to `write`, in a thread.
+    `longest` tells how many seconds there may be between two looks, as things are."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class Looks:
         heard: Callable[[News], None],
         write: Callable[[LogLines], None],
         *,
-        longest: float = LONGEST,
+        longest: Callable[[], float] = lambda: LONGEST,
         limit: float = LOOK_LIMIT,
     ) -> None:
         self._follower = follower
@@ -72,7 +73,7 @@ class Looks:
             if last and not busy and not self._hangs:
                 self._drained.set()
                 return
-            pause = SHORTEST if busy else min(pause * SLOWER, self._longest)
+            pause = SHORTEST if busy else min(pause * SLOWER, self._longest())
             with suppress(TimeoutError):
                 async with asyncio.timeout(0 if self._last else pause):
                     await self._wake.wait()

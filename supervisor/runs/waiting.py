@@ -137,8 +137,9 @@ def _sealed_runs(target: Target) -> dict[str, tuple[list[str], Sealed]]:
 
 
 class Wait:
-    """One wait. `patience` is the seconds that sealing may wait for an engine to say its last word; `longest` those
-    between two looks while nothing comes. `polls`: the poller is this wait's own, and runs as long as it does."""
+    """One wait. `patience` is the seconds that sealing may wait for an engine to say its last word; `longest` tells how
+    many there may be between two looks while nothing comes. `polls`: the poller is this wait's own, and runs as long as
+    it does."""
 
     def __init__(
         self,
@@ -153,7 +154,7 @@ class Wait:
         cancel: bool = False,
         patience: float = 30.0,
         drain: float = DRAIN,
-        longest: float = LONGEST,
+        longest: Callable[[], float] = lambda: LONGEST,
         polls: bool = True,
     ) -> None:
         self._target = target

@@ -86,7 +86,7 @@ class Following:
             client=cluster.client,
             alone=lambda path: settle(cluster.client, path, settings.patience),
             patience=settings.patience,
-            longest=max(LOOKS[0], LOOKS[1] * self._world.followed),
+            longest=lambda: max(LOOKS[0], LOOKS[1] * self._world.followed),
             polls=False,
         )
         self._world.followed += 1

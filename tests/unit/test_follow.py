@@ -490,7 +490,7 @@ async def test_events_wake_the_looks_where_there_are_any(
     monkeypatch.setattr("supervisor.runs.looks.EVENTS", (10, 20))
     run = make_run(tmp_path, "7")
     heard = Heard()
-    looks = Looks(held, heard.hear, heard.write, longest=1000.0)
+    looks = Looks(held, heard.hear, heard.write, longest=lambda: 1000.0)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(task) for task in (looks.run(), looks.watch())]
         await until(heard.more)  # the opening, by the first look
