@@ -266,8 +266,8 @@ def code_of(error: Absent | NobodyAnswers | Refused) -> int:
 
 def names_of(held: Document) -> str:
     """An allocation, as people know it."""
-    names = [f"job {held['jobid']}"] if held["jobid"] else []
-    names += [f"run {held['run_id']}"] if held["run_id"] and held["run_id"] != held["jobid"] else []
+    names = [f"job {held['jobid']}"] if held["jobid"] not in (None, held["key"]) else []
+    names += [f"run {held['run_id']}"] if held["run_id"] not in (None, held["key"], held["jobid"]) else []
     return f"{held['key']} ({', '.join(names)})" if names else str(held["key"])
 
 

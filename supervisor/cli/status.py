@@ -62,7 +62,7 @@ def held_lines(held: Document | None) -> Iterator[str]:
         return
     from supervisor.cli.daemon import standing
 
-    if held["state"] != "ended":
+    if held["state"] != "ended" and held["kind"] != "served":
         yield f"  allocd holds it as {held['key']}: {standing(held)}"
     if held["trouble"]:
         yield f"  {held['trouble']}"

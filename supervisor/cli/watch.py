@@ -103,6 +103,8 @@ def line(event: Document) -> str:
     data: dict[str, Any] = event["data"]
     if verdict := data.get("verdict"):
         text = f"{verdict['outcome']}, exit code {verdict['code']} ({verdict['origin']}): {verdict['summary']}"
+    elif event["kind"] == "record":
+        text = str(data.get("text") or data.get("record", ""))
     else:
         known = ("text", "words", "trouble", "slurm", "reason", "how", "run_id", "jobs", "title")
         found = (data.get(name) for name in known)

@@ -35,7 +35,7 @@ def registry() -> str:
 def submission_of(jobid: str) -> Submission | None:
     """The record of the submission of a job, or of the job that it is a part of; None when there is none that can be
     read: it only adds to what Slurm says."""
-    from supervisor.scheduler.submit import read_record
+    from supervisor.scheduler.record import read_record
 
     whole = re.split("[_+]", jobid)[0]
     try:

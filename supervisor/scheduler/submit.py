@@ -42,6 +42,7 @@ from supervisor.core.settling import (
 )
 from supervisor.core.submission import PLAN, RECORD, SCRIPT, Order, Submission, submission_environment
 from supervisor.scheduler.client import Printed, SlurmClient, utc_now
+from supervisor.scheduler.record import read_record
 
 DEADLINE: Final = 60.0
 PATIENCE: Final = Patience()
@@ -303,12 +304,6 @@ def write_record(directory: str, submission: Submission) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def read_record(directory: str) -> Submission:
-    """The record of a submission. Raises OSError, and ValueError for a file that is no such record."""
-    with open(os.path.join(directory, RECORD), encoding="utf-8") as file:
-        return Submission.from_dict(json.load(file))
 
 
 def doubtful(base: str, plan_text: str, uid: int) -> list[str]:

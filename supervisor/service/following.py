@@ -24,7 +24,7 @@ from supervisor.runs.sealing import Sealed
 from supervisor.runs.target import Target, job_target, run_target, submitted_target
 from supervisor.runs.waiting import Wait
 from supervisor.scheduler.poller import Seen
-from supervisor.scheduler.submit import read_record
+from supervisor.scheduler.record import read_record
 
 if TYPE_CHECKING:
     from supervisor.service.life import Life

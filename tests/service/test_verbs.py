@@ -20,6 +20,7 @@ from supervisor.core import codes
 from supervisor.service.interface import AdoptRequest, Allocation
 from supervisor.service.place import OWNER, Owner
 from tests.service.desk import Desk
+from tests.service.running import until
 from tests.service.world import World
 
 ENDED = {"outcome": "failure", "code": 7, "origin": "native", "reason": "native", "summary": "rank 0 ended with 7"}
@@ -294,3 +295,30 @@ def test_an_answer_that_was_lost_is_asked_for_again(desk: Desk, monkeypatch: pyt
     assert held["key"] == "a1"
     monkeypatch.undo()
     assert [item.key for item in desk.world.allocations()] == ["a1"]
+
+
+@pytest.mark.slow
+def test_a_run_that_answers_for_itself(nobody: Desk, home: Path) -> None:
+    path = home / "plan.toml"
+    path.write_text(f"{TALKS.replace('echo one', 'sleep 60')}[coordinator]\nrank = 0\n")
+    argv = [sys.executable, "-m", "supervisor.cli.main", "run", "--local", "--serve", str(path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as engine:
+        assert engine.stderr is not None
+        for line in engine.stderr:
+            if "answers on" in line:
+                break
+        (run,) = (home / "runs").glob("local-*")
+        until((run / "ctl.path").exists, "where it answers")
+        server = (run / "ctl.path").read_text().strip()
+        argv = [sys.executable, "-m", "supervisor.cli.main", "watch", str(run), "--since=0"]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as watcher:
+            assert watcher.stdout is not None
+            assert "run local-" in watcher.stdout.readline()
+            assert nobody.say("list", "-q", "--socket", server).out == f"{run.name}\n"
+            assert nobody.say("stop", run.name, "--socket", server).code == 0
+            last = watcher.communicate(timeout=30)[0].splitlines()[-1]
+        assert watcher.returncode == 0 and "ended       failure, exit code 143" in last
+        engine.communicate(timeout=30)
+    assert engine.returncode == codes.STOPPED
+    gone = nobody.say("watch", run)
+    assert gone.code == codes.UNREACHABLE and "does not answer for itself" in gone.err

@@ -27,7 +27,8 @@ from supervisor.cli.main import main
 from supervisor.core.settling import Patience
 from supervisor.core.submission import Submission
 from supervisor.scheduler import submit as submitting
-from supervisor.scheduler.submit import Sbatch, Submitter, read_record, write_record
+from supervisor.scheduler.record import read_record
+from supervisor.scheduler.submit import Sbatch, Submitter, write_record
 
 PLAN = """
 [job]
