@@ -173,17 +173,20 @@ class Journal:
 @dataclass(frozen=True)
 class JournalRead:
     """What a journal holds: its records, its command lines, the bytes that were understood (where a follower goes on),
-    and what is wrong with the rest: `tail` an unfinished last line, `damage` anything else."""
+    and what is wrong with the rest: `tail` an unfinished last line, `damage` anything else. `more`: as many records as
+    were asked for were read, and the rest was not looked at."""
 
     records: list[Record] = field(default_factory=list)
     commands: list[dict[str, Any]] = field(default_factory=list)
     end: int = 0
     tail: bool = False
     damage: str | None = None
+    more: bool = False
 
 
-def read_journal(path: str | Path, start: int = 0, seq: int = 0) -> JournalRead:
-    """Read a journal from byte `start`, whose last record so far had number `seq`. Raises OSError."""
+def read_journal(path: str | Path, start: int = 0, seq: int = 0, most: int | None = None) -> JournalRead:
+    """Read a journal from byte `start`, whose last record so far had number `seq`; at most so many records. Raises
+    OSError."""
     with open(path, "rb") as file:
         file.seek(start)
         data = file.read()
@@ -191,6 +194,8 @@ def read_journal(path: str | Path, start: int = 0, seq: int = 0) -> JournalRead:
     commands: list[dict[str, Any]] = []
     position = 0
     while position < len(data):
+        if len(records) == most:
+            return JournalRead(records, commands, start + position, more=True)
         newline = data.find(b"\n", position)
         if newline < 0:
             return JournalRead(records, commands, start + position, tail=True)

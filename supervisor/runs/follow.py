@@ -37,6 +37,10 @@ CLOCKS: Final = 300.0
 """Seconds by which the clocks of two machines may differ: a run that was opened so much before the job was submitted is
 of another job, whose id came again."""
 
+MOST: Final = 256
+"""Records that one look takes in: each is told with the state that it leads to, and states that grow are held at the
+same time only for so many."""
+
 
 @dataclass(frozen=True)
 class Told:
@@ -107,6 +111,7 @@ class RunFollower:
         self._wanted = wanted
         self._engine = engine
         self._end = self._seq = 0
+        self._unread = False  # the journal has more than one look takes in
         self._damage: str | None = None
         self._folds = True
         self._strange: tuple[int, int] | None = None  # the receipt that is another run's: its inode and time
@@ -114,7 +119,7 @@ class RunFollower:
     @property
     def more(self) -> bool:
         """Whether the next look has something to read already."""
-        return self.logs.more
+        return self.logs.more or self._unread
 
     def look(self, last: bool = False) -> Iterator[News]:
         """What is new. With `last`, nobody writes any more. Raises OSError."""
@@ -159,8 +164,9 @@ class RunFollower:
         return True
 
     def _journal(self) -> Iterator[News]:
-        read = read_journal(os.path.join(self.directory, JOURNAL), self._end, self._seq)
+        read = read_journal(os.path.join(self.directory, JOURNAL), self._end, self._seq, MOST)
         self._end, self._seq, self._damage = read.end, self._seq + len(read.records), read.damage
+        self._unread = read.more
         for record in read.records:
             if self._folds:
                 try:

@@ -16,7 +16,7 @@ import pytest
 
 from supervisor.core import events as ev
 from supervisor.runs import growing
-from supervisor.runs.follow import LOGS, Follower, LogLines, News, Over, Told, Trouble, all_logs
+from supervisor.runs.follow import LOGS, MOST, Follower, LogLines, News, Over, Told, Trouble, all_logs, no_logs
 from supervisor.runs.growing import LONG, Logs, parts
 from supervisor.runs.looks import Looks
 
@@ -55,6 +55,20 @@ def end_run(directory: Path) -> None:
 def append(path: Path, content: bytes) -> None:
     with path.open("ab") as file:
         file.write(content)
+
+
+def test_a_long_journal_is_told_whole_and_in_order_in_several_looks(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "7", *(ev.Noted(str(number)) for number in range(2 * MOST)))
+    end_run(run)
+    follower = Follower("7", [str(tmp_path)], no_logs)
+    looks: list[list[News]] = []
+    while not looks or follower.more:
+        follower.look()
+        looks.append(follower.take())
+    assert [len(look) for look in looks] == [MOST, MOST, 2]
+    told = [news.record.seq for look in looks for news in look if isinstance(news, Told)]
+    assert told == list(range(1, 2 * MOST + 2))
+    assert looks[-1][-1] == Over("7")
 
 
 # --- logs that grow --------------------------------------------------------------------------------------------------
