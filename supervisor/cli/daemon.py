@@ -24,11 +24,11 @@ from urllib.parse import quote
 
 from supervisor.core import codes
 from supervisor.runs.registry import NoSuchRun
-from supervisor.service.place import Owner, owners
 from supervisor.service.sockets import NAME, runtime_directory
 
 if TYPE_CHECKING:
     from supervisor.cli.asking import NobodyAnswers, Refused
+    from supervisor.service.place import Owner
 
 Document = dict[str, Any]
 
@@ -247,6 +247,8 @@ def advice() -> str:
 
 def elsewhere() -> list[Owner]:
     """The daemons of this user that hold their state on other hosts."""
+    from supervisor.service.place import owners
+
     return [owner for owner in owners(os.environ) if owner.alive is None]
 
 
