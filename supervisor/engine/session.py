@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 from supervisor.core import codes
@@ -14,6 +15,7 @@ from supervisor.core import events as ev
 from supervisor.core.layout import Layout
 from supervisor.core.state import RunState
 from supervisor.engine.engine import Engine, Reporter
+from supervisor.engine.signals import hearing
 from supervisor.engine.threads import in_thread
 from supervisor.engine.time_limit import EndTimeReader
 from supervisor.launch.base import Launcher
@@ -82,19 +84,17 @@ async def _drive(
     beside: Beside | None,
 ) -> Outcome:
     use_pidfd_watcher()
-    loop = asyncio.get_running_loop()
     reports = [report] if report else []
     reports += [beside.heard] if beside else []
     engine = Engine(layout, launcher, opening, reports=reports, clock=clock, notes=notes)
-    stopping = {number: name for number, name in STOPPING.items() if not _is_nohup(number)}
-    for number, name in stopping.items():
-        loop.add_signal_handler(number, engine.request_stop, name)
+    stopping = {
+        number: partial(engine.request_stop, name) for number, name in STOPPING.items() if not _is_nohup(number)
+    }
     async with _accompanied(engine, beside):
-        try:
+        # The run over, how it ended is to be told: no signal may end the process in between, with a code of its own.
+        with hearing(stopping, after=signal.SIG_IGN):
             await engine.run()
             outcome = await _conclude(engine, opening)
-        finally:
-            _ignore(loop, stopping)
         if beside:
             beside.ended(outcome)
     return outcome
@@ -112,16 +112,6 @@ async def _accompanied(engine: Engine, beside: Beside | None) -> AsyncIterator[N
         if attending:
             attending.cancel()
             await asyncio.gather(attending, return_exceptions=True)
-
-
-def _ignore(loop: asyncio.AbstractEventLoop, numbers: Iterable[signal.Signals]) -> None:
-    """The run is over, and how it ended is to be told: no signal may end the process in between, with a code of its
-    own. Blocked meanwhile, for what no handler hears would end it."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    for number in numbers:
-        loop.remove_signal_handler(number)
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def _is_nohup(number: signal.Signals) -> bool:

@@ -21,6 +21,7 @@ from typing import Final
 import structlog
 
 from supervisor.core import codes
+from supervisor.engine.signals import hearing
 from supervisor.engine.threads import in_thread
 from supervisor.service.api import Api
 from supervisor.service.book import Book
@@ -78,11 +79,8 @@ class Daemon:
         return codes.OK
 
     async def _serve(self, holder: Holder, server: Server, book: Book) -> None:
-        loop = asyncio.get_running_loop()
         handlers = {signal.SIGTERM: self._end, signal.SIGINT: self._end, signal.SIGHUP: self._reload}
-        for number, handler in handlers.items():
-            loop.add_signal_handler(number, handler)
-        try:
+        with hearing(handlers):
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(server.serve())
                 await server.wait_until_it_listens()
@@ -96,9 +94,6 @@ class Daemon:
                 await serving
                 for task in helpers:
                     task.cancel()
-        finally:
-            for number in handlers:
-                loop.remove_signal_handler(number)
 
     # --- what it is told ----------------------------------------------------------------------------------------------
 
