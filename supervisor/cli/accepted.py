@@ -7,6 +7,7 @@ has sealed is on the disk, and is read and told there as it is of any job (`wait
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -36,7 +37,9 @@ def hand_over(daemon: Daemon, target: str, body: Document) -> Document:
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, str] | None:
-    """The environment as JSON can carry it; None when it cannot: a value that is no UTF-8."""
+    """The environment as a request can carry it; None when it cannot: a value that is no UTF-8, or a strange name."""
+    if not all(re.fullmatch("[ -<>-~]*", name) for name in environ):
+        return None
     try:
         "".join((*environ, *environ.values())).encode()
     except UnicodeEncodeError:

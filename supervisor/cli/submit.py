@@ -186,7 +186,7 @@ def _through_daemon(args: argparse.Namespace, made: Made, interrupts: Interrupts
 
     environ = carried(os.environ)
     if environ is None:
-        complain("allocd is not asked: an environment variable is no UTF-8, and cannot be handed over")
+        complain("allocd is not asked: an environment variable's name or value is such that it cannot be handed over")
         return None
     if (earlier := asyncio.run(_settle(made, interrupts))) is not None:
         code = report(args, earlier)

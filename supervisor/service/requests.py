@@ -61,7 +61,7 @@ VALUE: Final = Kind(
     {"type": "string", "pattern": r"^[^\x00]*$"},
     lambda value: value if isinstance(value, str) and "\0" not in value and _is_unicode(value) else WRONG,
 )
-ENVIRON: Final = Names(r"[^=\x00]+", "names of environment variables", VALUE)
+ENVIRON: Final = Names(r"[ -<>-~]+", "names of environment variables", VALUE)
 OPTIONS: Final = List(OPTION, 0, "a list of options of sbatch")
 SEQ: Final = number(0, LARGEST, "the number of an event", whole=True)
 

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,6 +19,13 @@ import pytest
 from tests.faults.local import LIMIT, SERVE, Local, Run, role, sh, until
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A path that a socket's fits behind: 107 bytes are all that Linux takes."""
+    with tempfile.TemporaryDirectory(prefix="s-") as directory:
+        yield Path(directory)
 
 
 class Connection(http.client.HTTPConnection):
