@@ -239,12 +239,13 @@ allocd__noted() { # PATH
 
 allocd__alive() { # PID: a process that has ended and was not waited for is not alive
   kill -0 "$1" 2>/dev/null || return 1
+  allocd__state=''
+  # To the end of the file: what bash has read ahead and cannot give back, because the process has just gone, it would
+  # hand to the next read of another file.
   while read -r allocd__line; do
-    case $allocd__line in
-      State:?[ZX]*) return 1 ;;
-      State:*) return 0 ;;
-    esac
-  done 2>/dev/null <"/proc/$1/status" || return 1
+    case $allocd__line in State:*) allocd__state=$allocd__line ;; esac
+  done 2>/dev/null <"/proc/$1/status"
+  case $allocd__state in '' | State:?[ZX]*) return 1 ;; esac
 }
 
 allocd__now() { # whole seconds since the machine's start, in $now; a clock that is set does not move it
