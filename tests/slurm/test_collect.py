@@ -66,7 +66,10 @@ def test_agents_fetch_after_a_success_and_after_a_failure(jobs: Jobs, tmp_path: 
 
 def test_a_rank_without_an_agent_is_fetched_from_by_a_step(jobs: Jobs, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
-    workers = {"direct": role("0-1", writer(disk), agent="off"), "worker": role(3, writer(disk))}
+    direct = role(
+        "0-1", writer(disk), agent="off", grace=30
+    )  # its signal goes through scancel, on a machine that is busy
+    workers = {"direct": direct, "worker": role(3, writer(disk))}
     run = jobs.submit(plan(jobs, disk, sh(await_files("up", 0, 1, 3)), workers=workers))
     run.job_end()
     assert run.receipt()["verdict"]["code"] == 0
