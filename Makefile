@@ -25,10 +25,10 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 test: lint
-	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile --max-worker-restart=0 $(ARGS)
 
 quick: $(STAMP)
-	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile -m 'not slurm and not slow' --hypothesis-profile=quick $(ARGS)
+	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile --max-worker-restart=0 -m 'not slurm and not slow' --hypothesis-profile=quick $(ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
