@@ -376,7 +376,7 @@ def test_the_controller_is_killed_in_the_middle(jobs: Jobs, waits: Waits, cluste
     it = waits.submit(serving(jobs, f"echo up; until [ -e {go} ]; do sleep 0.1; done; echo done"))
     it.prints(": up\n")
     up, state = time.time(), cluster.directory / "state/job_state"
-    # A controller that was killed before it had saved the job calls it CANCELLED when it is back. It saves after changes.
+    # A controller that was killed before it had saved the job calls it CANCELLED when it is back.
     cluster.run(["scontrol", "update", f"JobId={it.jobid}", "Comment=changed"], check=True)
     until(lambda: state.stat().st_mtime > up, "the controller to save its state")
     cluster.kill_slurmctld()
