@@ -180,8 +180,9 @@ class RunFollower:
 class Follower:
     """The runs of a job, or of all tasks of an array (`tasks`), in `places`; or the run directories that are given.
 
-    `since` is the epoch second of the job's submission, where it is known. Looks are for one thread at a time; `take`
-    is for any.
+    An adopted run has a job's id in its name and is none of that job's (`sealing.py`): it is followed only when it is
+    given. `since` is the epoch second of the job's submission, where it is known. Looks are for one thread at a time;
+    `take` is for any.
     """
 
     def __init__(
@@ -208,10 +209,12 @@ class Follower:
         self._listings = listings or Listings(age=0.0)
         self._first = True
         self._known: set[str] = set()  # paths in the places that need no second look
+        self._adopted: set[str] = set()  # real paths of runs that are none of the job's
         self._news: deque[News] = deque()
         self._told: set[str] = set()
         for directory in directories:
             self._follow(directory)
+        self._given = frozenset(self.runs)
 
     def take(self) -> list[News]:
         """The news since the last call, in their order."""
@@ -225,15 +228,25 @@ class Follower:
         """Look once at everything. With `last`, nobody writes any more. Trouble is news, never raised."""
         self._discover(last)
         self.more = False
-        for run in list(self.runs.values()):
+        for path, run in list(self.runs.items()):
             if run.over:
                 continue
             try:
                 for news in run.look(last):
+                    if self._is_anothers(path, run):
+                        break
                     self._news.append(news)
             except OSError as error:
                 self._trouble(f"{run.directory}: {error.strerror or error}")
             self.more |= run.more and not run.over
+
+    def _is_anothers(self, path: str, run: RunFollower) -> bool:
+        """Whether its first record, which comes before any other news, says that the run is none of the job's."""
+        if path in self._given or run.state.opened is None or not run.state.opened.adopted:
+            return False
+        self._adopted.add(path)
+        del self.runs[path]
+        return True
 
     def _trouble(self, text: str) -> None:
         if text not in self._told:
@@ -242,7 +255,8 @@ class Follower:
 
     def _follow(self, directory: str) -> None:
         real = os.path.realpath(directory)
-        self.runs.setdefault(real, RunFollower(real, self._wanted, engine=self._engine))
+        if real not in self._adopted:
+            self.runs.setdefault(real, RunFollower(real, self._wanted, engine=self._engine))
 
     def _discover(self, last_look: bool) -> None:
         new = dict(self._new_runs(last_look))

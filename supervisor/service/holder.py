@@ -345,10 +345,14 @@ class Holder:
     def _life(self, name: str) -> Life:
         if name in self._lives:
             return self._lives[name]
-        for life in reversed(self._lives.values()):
-            state = life.state
-            if name in state.jobs or name in state.units or name in state.runs:
-                return life
+        named = [
+            life
+            for life in reversed(self._lives.values())
+            if name in life.state.jobs or name in life.state.units or name in life.state.runs
+        ]
+        own = [life for life in named if life.state.kind != "adopted"]  # a job's id is the job's, not its guests'
+        if named:
+            return (own or named)[0]
         raise Refusal(404, "not_found", f"no allocation {name!r} is known here")
 
     async def stop(self, name: str, how: Literal["stop", "cancel"], idempotent: bool = True) -> Allocation:

@@ -7,8 +7,10 @@ people. Nothing of a traceback goes to a client.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
+from supervisor.core.fields import PlanError
 from supervisor.service.interface import Refusal
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -39,6 +41,11 @@ KINDS: Final[dict[str, Kind]] = {
     "unavailable": Kind(503, "What is needed for that does not answer"),
     "storage": Kind(507, "It cannot be saved or read"),
 }
+
+
+def mistakes(errors: Iterable[PlanError]) -> list[dict[str, str]]:
+    """What is wrong with a request or its plan, each mistake by itself, for the member `errors`."""
+    return [{"at": error.key_path, "found": error.found, "expected": error.expected} for error in errors]
 
 
 def document(kind: str, detail: str, instance: str, status: int | None = None, **more: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from supervisor.core.fields import FLAG, WRONG, Field, Kind, List, Names, Reader, Rule, Table, choice, number
 from supervisor.runs.growing import KINDS as LOG_KINDS
 from supervisor.service.interface import STATES, AdoptRequest, SubmitRequest
-from supervisor.service.problems import refuse
+from supervisor.service.problems import mistakes, refuse
 
 BODY: Final = 1024 * 1024  # bytes
 PAGE: Final = 1000  # allocations in one answer
@@ -214,6 +214,5 @@ def _json(data: bytes) -> Any:
 
 def _complain(reader: Reader, what: str) -> None:
     if reader.errors:
-        errors = [{"at": item.key_path, "found": item.found, "expected": item.expected} for item in reader.errors]
         first = reader.errors[0].text("").removeprefix(": ")
-        raise refuse("invalid", f"{what}: {first}", errors=errors)
+        raise refuse("invalid", f"{what}: {first}", errors=mistakes(reader.errors))

@@ -17,6 +17,7 @@ from supervisor.runs.ordering import Terms, Unfit, terms
 from supervisor.runs.plans import plan_of
 from supervisor.service.book import PLAN, REQUEST
 from supervisor.service.interface import AdoptRequest, Document, Refusal, SubmitRequest
+from supervisor.service.problems import mistakes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def _plan(text: str, environ: Mapping[str, str]) -> Plan:
     try:
         return plan_of(text, "plan", environ)
     except PlanErrors as error:
-        raise Refusal(422, "invalid", str(error), errors=[str(each) for each in error.errors]) from None
+        raise Refusal(422, "invalid", str(error), errors=mistakes(error.errors)) from None
 
 
 def _terms_text(found: Terms) -> str:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -21,9 +22,10 @@ from supervisor.scheduler.client import Printed
 from supervisor.service.book import put
 from supervisor.service.found import JOURNAL
 from supervisor.service.holder import Holder
-from supervisor.service.interface import Allocation, Event, Refusal
+from supervisor.service.interface import AdoptRequest, Allocation, Event, Refusal
 from supervisor.service.life import utc_now
 from supervisor.service.settings import Settings
+from supervisor.service.world import Engines, NotStarted
 from tests.service.held import PLAN, Site
 from tests.unit.test_follow import append, end_run, line, make_run
 
@@ -74,6 +76,33 @@ async def test_a_plan_becomes_a_job_and_its_end_is_proven(site: Site) -> None:
         assert "submitted" in kinds
     assert not list(site.state.rglob("request.json")), "what it was asked with is not kept"
     assert b"sesame" not in b"".join(path.read_bytes() for path in site.state.rglob("*") if path.is_file())
+
+
+async def test_a_jobs_id_is_the_jobs_own_and_not_that_of_an_adoption_in_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: object) -> NoReturn:
+        raise NotStarted(78, "the plan wants more nodes")
+
+    monkeypatch.setattr(Engines, "start", refused)
+    site.slurm.history = [RUNNING]
+    async with site.holder() as holder:
+        mine = await holder.submit(site.request(), None)
+        await site.until(holder, mine.key, "pending", "running")
+        guest = await holder.adopt(AdoptRequest(PLAN, "101", str(site.top), environ={}), None)
+        await site.until(holder, guest.key, "ended")
+        assert holder.find("101").key == mine.key
+        assert (await holder.stop("101", "cancel")).key == mine.key
+        assert code(await site.until(holder, mine.key, "ended")) == 130
+
+
+async def test_every_mistake_of_a_plan_is_told_apart(site: Site) -> None:
+    async with site.holder() as holder:
+        with pytest.raises(Refusal) as refused:
+            await holder.submit(site.request('[job]\nname = "x"\n'), None)
+    errors = refused.value.more["errors"]
+    assert len(errors) > 1
+    assert all(error.keys() == {"at", "found", "expected"} for error in errors)
 
 
 async def test_a_run_is_told_and_judged(site: Site) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import threading
@@ -69,6 +70,21 @@ def test_a_long_journal_is_told_whole_and_in_order_in_several_looks(tmp_path: Pa
     told = [news.record.seq for look in looks for news in look if isinstance(news, Told)]
     assert told == list(range(1, 2 * MOST + 2))
     assert looks[-1][-1] == Over("7")
+
+
+def test_an_adopted_run_is_none_of_the_jobs_and_followed_only_when_it_is_given(tmp_path: Path) -> None:
+    make_run(tmp_path, "7")
+    adopted = make_run(tmp_path, "7.s1")
+    opened = dataclasses.replace(opening("7.s1", "7"), adopted=True)
+    (adopted / "journal.jsonl").write_bytes(line(1, opened) + line(2, ev.Noted("its own business")))
+    (tmp_path / "7.s1@0123abcd").symlink_to(adopted)
+    of_job, by_itself = Follower("7", [str(tmp_path)], no_logs), Follower("7", [], no_logs, directories=[str(adopted)])
+    for follower in (of_job, by_itself):
+        for _ in range(2):
+            follower.look()
+    assert {news.run_id for news in of_job.take() if isinstance(news, Told)} == {"7"}
+    assert list(of_job.runs) == [os.path.realpath(tmp_path / "7")]
+    assert [news.run_id for news in by_itself.take() if isinstance(news, Told)] == ["7.s1", "7.s1"]
 
 
 # --- logs that grow --------------------------------------------------------------------------------------------------
