@@ -534,7 +534,7 @@ class Agent:
     def fetch(self) -> None:
         """The rank's files on this node, by a child's hand: a dead file system must not hold us."""
         assert self.spec is not None  # noqa: S101 - see leave_soon
-        assert self.spec.fetch is not None  # noqa: S101
+        assert self.spec.fetch is not None  # noqa: S101 - see leave_soon
         try:
             keeper = os.getpid()
             self.fetcher = fork()

@@ -136,7 +136,7 @@ def written(directory: int, name: str, mode: int) -> Iterator[int]:
             yield descriptor
             os.fchmod(descriptor, mode)
         os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except BaseException:
+    except BaseException:  # whatever it is, nothing half-written stays
         try:
             os.unlink(temporary, dir_fd=directory)
         except OSError:

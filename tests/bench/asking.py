@@ -141,7 +141,7 @@ async def _serve(directory: Path) -> None:
     world = World()
     for number in range(ALLOCATIONS):
         ranks = [{"rank": rank, "role": "worker", "node": f"node{rank}", "phase": "running"} for rank in range(RANKS)]
-        world.put(run_id=f"{number}.r1", run_dir=f"/work/runs/{number}.r1", slurm="RUNNING", ranks=ranks)
+        world.put(run_id=f"{number}.r1", run_dir=f"/shared/runs/{number}.r1", slurm="RUNNING", ranks=ranks)
     async with served(world, directory) as (_, path):
         print(path, flush=True)
         ended = asyncio.Event()
