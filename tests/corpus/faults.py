@@ -44,12 +44,8 @@ async def node_fail_requeued(scene: Scene) -> None:
     node = scene.cluster.job(int(job))["NodeList"]
     scene.cluster.kill_slurmd(node)
     await scene.state(job, "PENDING")
-    for _ in range(2):
-        await scene.look(job, queue={job: "PENDING"})
-    scene.expect(job, "running", "PENDING", 75)
-    await scene.ended(job)
-    await scene.look(job, queue={job: "COMPLETED"})
-    scene.expect(job, "settled", "COMPLETED", 0, line="sacct")
+    await scene.waits_again(job)
+    await scene.has_succeeded(job)
 
 
 async def launch_failed(scene: Scene) -> None:
@@ -58,20 +54,24 @@ async def launch_failed(scene: Scene) -> None:
     await scene.until(
         lambda: "launch_failed" in scene.cluster.run(["scontrol", "show", "job", job]).stdout.lower(), "the prolog"
     )
-    for _ in range(2):
-        await scene.look(job, queue={job: "PENDING"})
-    scene.expect(job, "running", "PENDING", 75)
+    await scene.waits_again(job)
     scene.do("scancel", job)
 
 
-async def accounting_down(scene: Scene) -> None:
-    """slurmdbd is down from before the job's end until the controller has forgotten it, and comes back then."""
+async def _failed_unseen_by_accounting(scene: Scene) -> str:
+    """A job that ends with 4 when slurmdbd is down, which knows of it as running. Its id."""
     job = scene.submit(f"until [ -e {scene.file('go')} ]; do sleep 0.1; done; exit 4")
     await scene.state(job, "RUNNING")
     await scene.until(lambda: "RUNNING" in _words(scene, job), "accounting's row")
     scene.cluster.stop_slurmdbd()
     scene.touch("go")
     await scene.state(job, "FAILED")
+    return job
+
+
+async def accounting_down(scene: Scene) -> None:
+    """slurmdbd is down from before the job's end until the controller has forgotten it, and comes back then."""
+    job = await _failed_unseen_by_accounting(scene)
     await scene.look(job, queue={job: "FAILED"})
     scene.expect(job, "unconfirmed", "FAILED", 75, doubt="read only once")
     await scene.look(job, queue={job: "FAILED"})
@@ -92,12 +92,7 @@ async def accounting_down(scene: Scene) -> None:
 
 async def accounting_late(scene: Scene) -> None:
     """slurmdbd comes back after the job's end: accounting still says RUNNING, or an end without its time."""
-    job = scene.submit(f"until [ -e {scene.file('go')} ]; do sleep 0.1; done; exit 4")
-    await scene.state(job, "RUNNING")
-    await scene.until(lambda: "RUNNING" in _words(scene, job), "accounting's row")
-    scene.cluster.stop_slurmdbd()
-    scene.touch("go")
-    await scene.state(job, "FAILED")
+    job = await _failed_unseen_by_accounting(scene)
     scene.cluster.start_slurmdbd()
     await scene.look(job, queue={job: "FAILED"})
     scene.expect(job, "unconfirmed", "FAILED", 75, doubt="read only once")
@@ -157,12 +152,7 @@ async def accounting_stale(scene: Scene) -> None:
 
     Accounting says RUNNING for good. The controller has forgotten the job, and nothing is proven any more.
     """
-    job = scene.submit(f"until [ -e {scene.file('go')} ]; do sleep 0.1; done; exit 4")
-    await scene.state(job, "RUNNING")
-    await scene.until(lambda: "RUNNING" in _words(scene, job), "accounting's row")
-    scene.cluster.stop_slurmdbd()
-    scene.touch("go")
-    await scene.state(job, "FAILED")
+    job = await _failed_unseen_by_accounting(scene)
     await scene.forgotten(job)
     scene.cluster.stop_slurmctld()
     (scene.cluster.directory / "state" / "dbd.messages").unlink()

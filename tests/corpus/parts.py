@@ -44,9 +44,7 @@ async def requeuehold(scene: Scene) -> None:
         await scene.look(job, queue={job: "PENDING"})
     scene.expect(job, "running", "PENDING", 75, doubt="still in state PENDING")
     scene.do("scontrol", "release", job)
-    await scene.ended(job)
-    await scene.look(job, queue={job: "COMPLETED"})
-    scene.expect(job, "settled", "COMPLETED", 0, line="sacct")
+    await scene.has_succeeded(job)
 
 
 async def requeued_by_exit_code(scene: Scene) -> None:
@@ -54,12 +52,8 @@ async def requeued_by_exit_code(scene: Scene) -> None:
     job = scene.submit(f"{SECOND_TIME} && exit 0\nsleep 1\nexit {AGAIN}", ANYWHERE, "--requeue")
     await scene.state(job, "RUNNING")
     await scene.state(job, "PENDING")
-    for _ in range(2):
-        await scene.look(job, queue={job: "PENDING"})
-    scene.expect(job, "running", "PENDING", 75)
-    await scene.ended(job)
-    await scene.look(job, queue={job: "COMPLETED"})
-    scene.expect(job, "settled", "COMPLETED", 0, line="sacct")
+    await scene.waits_again(job)
+    await scene.has_succeeded(job)
 
 
 async def special_exit(scene: Scene) -> None:

@@ -24,9 +24,7 @@ async def completed(scene: Scene) -> None:
     await scene.look(job, queue={job: "RUNNING"})
     scene.expect(job, "running", "RUNNING", 75, doubt="still in state RUNNING")
     scene.touch("go")
-    await scene.ended(job)
-    await scene.look(job, queue={job: "COMPLETED"})
-    scene.expect(job, "settled", "COMPLETED", 0, line="sacct")
+    await scene.has_succeeded(job)
 
 
 async def completed_forgotten(scene: Scene) -> None:
@@ -91,9 +89,7 @@ async def no_program(scene: Scene) -> None:
 async def step_fails_job_succeeds(scene: Scene) -> None:
     """A step ends 3, and the batch script ends 0 all the same: DerivedExitCode 3:0 of a job that succeeded."""
     job = scene.submit("srun --ntasks=1 sh -c 'exit 3'\nexit 0", ANYWHERE)
-    await scene.ended(job)
-    await scene.look(job, queue={job: "COMPLETED"})
-    scene.expect(job, "settled", "COMPLETED", 0, line="sacct")
+    await scene.has_succeeded(job)
 
 
 async def step_fails_job_fails(scene: Scene) -> None:
@@ -198,9 +194,7 @@ async def suspended(scene: Scene) -> None:
     await scene.look(job, queue={job: "SUSPENDED"})
     scene.expect(job, "running", "SUSPENDED", 75, doubt="still in state SUSPENDED")
     scene.do("scontrol", "resume", job)
-    await scene.ended(job)
-    await scene.look(job, queue={job: "COMPLETED"})
-    scene.expect(job, "settled", "COMPLETED", 0, line="sacct")
+    await scene.has_succeeded(job)
 
 
 async def name_forges_sacct(scene: Scene) -> None:

@@ -97,6 +97,20 @@ class Scene:
             lambda: gone in self.cluster.run(["scontrol", "show", "job", jobid]).stderr, f"{jobid} forgotten"
         )
 
+    # ---- what several scenes show ----------------------------------------------------------------------------
+
+    async def waits_again(self, job: str) -> None:
+        """It is queued once more: looked at twice, and no end."""
+        for _ in range(2):
+            await self.look(job, queue={job: "PENDING"})
+        self.expect(job, "running", "PENDING", 75)
+
+    async def has_succeeded(self, job: str) -> None:
+        """It ends with 0, by accounting's word."""
+        await self.ended(job)
+        await self.look(job, queue={job: "COMPLETED"})
+        self.expect(job, "settled", "COMPLETED", 0, line="sacct")
+
     # ---- writing down --------------------------------------------------------------------------------------
 
     async def look(self, *jobids: str, queue: dict[str, str] | None = None) -> None:

@@ -37,9 +37,7 @@ async def requeued_completing(scene: Scene) -> None:
     for _ in range(2):
         await scene.look(job, queue={job: "COMPLETING"})
     scene.expect(job, "running", "COMPLETING", 75)
-    await scene.ended(job)
-    await scene.look(job, queue={job: "COMPLETED"})
-    scene.expect(job, "settled", "COMPLETED", 0, line="sacct")
+    await scene.has_succeeded(job)
 
 
 async def preempted_requeued(scene: Scene) -> None:

@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from supervisor.cli.main import main
+from tests.said import Said
 from tests.service.world import World, served
 
 LIMIT = 20.0
-
-
-@dataclass
-class Said:
-    """What a verb said, and its exit code."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.out)
-        return found
 
 
 class Desk:

@@ -13,20 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tests.service.held import PLAN
+
 ALLOCD: Final = [sys.executable, "-m", "supervisor.service.main"]
 LIMIT: Final = 60.0
-
-PLAN: Final = """
-[job]
-name = "bench"
-nodes = 1
-[roles.all]
-ranks = "0"
-command = ["x"]
-[coordinator]
-rank = 0
-[slurm]
-"""
 
 
 class Connection(http.client.HTTPConnection):

@@ -14,7 +14,7 @@ import pytest
 
 from supervisor.core import codes
 from tests.fake_slurm import FakeSlurm
-from tests.service.desk import Said
+from tests.said import Said
 from tests.service.running import ALLOCCTL, Running, plan
 from tests.unit.test_follow import make_run
 

@@ -14,33 +14,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from supervisor.cli import explain
 from supervisor.cli.main import main
 from tests.faults.local import SERVE, Local, Run, await_files, role, sh, until
+from tests.said import Said
 
 RUN_VERBS = ("status", "explain", "logs", "receipt", "verify")
-
-
-@dataclass(frozen=True)
-class Said:
-    """What a verb said, and its exit code."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """The one JSON document on stdout."""
-        found: dict[str, Any] = json.loads(self.out)
-        assert found["schema_version"] == 1
-        return found
 
 
 Call = Callable[..., Said]

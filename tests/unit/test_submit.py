@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import json
 import os
 import re
 import signal
@@ -29,6 +28,7 @@ from supervisor.core.submission import Submission
 from supervisor.scheduler import submit as submitting
 from supervisor.scheduler.record import read_record
 from supervisor.scheduler.submit import Sbatch, Submitter, write_record
+from tests.said import Said
 
 PLAN = """
 [job]
@@ -47,20 +47,6 @@ NONE = replace(QUICK, limit=0.1)
 """For a controller that is away. Whoever looks for absence needs time, however slow the machine."""
 LONG = "exec sleep 60"
 DIES = "kill -KILL $$"
-
-
-@dataclass
-class Said:
-    """What the verb said, and its exit code."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.out)
-        return found
 
 
 @dataclass
