@@ -7,6 +7,8 @@ under which name), from the opening of its run (the cluster, the user, when). A 
 * The **time of submission** must fit. A record from before we asked for the job tells of an earlier job: ours is not in
   the books yet, and nothing may be concluded for it. A record from long after is of a later job, unless this one was
   started anew: a requeue gives a new time of submission.
+  By whose clock? By Slurm's, where the controller has shown the job with the script of our submission, whose path no
+  other job has; else by that of the machine that submitted, which may have been wrong.
 * The **run** must have been opened while the job of the record lived.
 * The **name** decides nothing: users rename jobs. A difference is told.
 
@@ -16,8 +18,8 @@ were seen with a shrunken list while a job's nodes were given back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any, Final
 
@@ -29,7 +31,8 @@ SLACK: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a job besides its id; "" and None where nothing is. Times are seconds since the epoch."""
+    """What is known of a job besides its id; "" and None where nothing is. Times are seconds since the epoch, `script`
+    is the path of a submission's batch script."""
 
     cluster: str = ""
     user: str = ""
@@ -37,18 +40,19 @@ class Known:
     asked: float | None = None
     answered: float | None = None
     opened: float | None = None
+    script: str = ""
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Known:
         """Read again what `dataclasses.asdict` gave. Raises `ValueError` for data of another shape."""
         if not isinstance(data, Mapping):
             raise ValueError(f"not what is known of a job: {data!r}")
-        cluster, user, name = (data.get(key) or "" for key in ("cluster", "user", "name"))
+        cluster, user, name, script = (data.get(key) or "" for key in ("cluster", "user", "name", "script"))
         asked, answered, opened = (data.get(key) for key in ("asked", "answered", "opened"))
-        texts = all(isinstance(text, str) for text in (cluster, user, name))
+        texts = all(isinstance(text, str) for text in (cluster, user, name, script))
         if not texts or not all(type(at) in (int, float, NoneType) for at in (asked, answered, opened)):
             raise ValueError(f"not what is known of a job: {dict(data)!r}")
-        return Known(cluster, user, name, asked, answered, opened)
+        return Known(cluster, user, name, asked, answered, opened, script)
 
 
 NOTHING: Final = Known()
@@ -60,6 +64,14 @@ class Stranger:
 
     why: str
     earlier: bool = False
+
+
+def by_slurms_clock(known: Known, records: Iterable[JobRecord]) -> Known:
+    """The same, with the time at which our job was submitted as Slurm tells it, if one of the records shows our script.
+    After a requeue that is the time of the latest one."""
+    times = [record.submit for record in records if known.script and record.command == known.script]
+    told = [at for at in times if at is not None]
+    return replace(known, asked=min(told), answered=max(told)) if told else known
 
 
 def not_of_this_job(record: JobRecord, known: Known, *, requeued: bool = False) -> Stranger | None:

@@ -50,7 +50,7 @@ class JobRecord:
     lines joined by spaces). `name` is the user's text: it is told and decides nothing. `stands_for` is not empty
     where the row is one for several tasks of an array (`12_[3-5%2]`), none of which has begun. `young`: accounting
     has the job's end before its beginning (for some four seconds after a short job): the row has no partition yet,
-    and shows an array's task or a component under its raw id, as if it were a job.
+    and shows an array's task or a component under its raw id, as if it were a job. `command`: the batch script's path.
     """
 
     source: Source
@@ -72,6 +72,7 @@ class JobRecord:
     time_limit: float | None = None
     restarts: int | None = None
     name: str = ""
+    command: str = ""
     stands_for: str = ""
     young: bool = False
 
@@ -330,7 +331,14 @@ def parse_scontrol(text: str, jobid: str) -> JobRecord:
         time_limit=parse_duration(field.get("TimeLimit", "")),
         restarts=int(field["Restarts"]) if field.get("Restarts", "").isdecimal() else None,
         name=head["name"],
+        command=_command(text),
     )
+
+
+def _command(text: str) -> str:
+    """The batch script's path; "" where there is none, or where a user's text imitates that line."""
+    found = re.findall(r"^   Command=(.*)$", text, re.MULTILINE)
+    return found[0] if len(found) == 1 and found[0] != "(null)" else ""
 
 
 def _display(head: re.Match[str]) -> str:

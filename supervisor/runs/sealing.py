@@ -244,7 +244,8 @@ def known_of(submission: Submission | None) -> Known:
     if submission is None:
         return Known()
     cluster, user, name = submission.cluster or "", submission.user, submission.name
-    return Known(cluster, user, name, submission.asked_at, submission.answered_at)
+    asked, answered = submission.asked_at, submission.answered_at
+    return Known(cluster, user, name, asked, answered, script=submission.script)
 
 
 def job_of(run_dir: str) -> str:

@@ -212,7 +212,8 @@ class Submitter:
             return ids, ""
         names = await asyncio.to_thread(_listed, directory)
         since = self._now() - datetime.fromisoformat(doubt.asked)
-        argv = sacct_commands_argv(doubt.uid, int(since.total_seconds() // 60) + _MARGIN, doubt.cluster)
+        minutes = max(0, int(since.total_seconds() // 60)) + _MARGIN  # a clock that was set back: asked in the future
+        argv = sacct_commands_argv(doubt.uid, minutes, doubt.cluster)
         book = await self._slurm.run(argv)
         booked = ids_in_accounting(book.stdout, doubt.script) if book.returncode == 0 else set()
         if queue.returncode == 0:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
-from supervisor.core.identity import NOTHING, SLACK, Known, not_of_this_job, renamed
+from supervisor.core.identity import NOTHING, SLACK, Known, by_slurms_clock, not_of_this_job, renamed
 from supervisor.core.slurm_records import JobRecord
 from tests.unit.test_truth import book, live
 
@@ -59,6 +59,25 @@ def test_the_table(known: Known, told: dict[str, Any], requeued: bool, why: str 
     else:
         assert found is not None and why in found.why
         assert found.earlier is earlier
+
+
+def test_by_slurms_clock_where_the_controller_shows_our_script() -> None:
+    shown = live("RUNNING").record
+    assert shown is not None and shown.submit is not None
+    shown = replace(shown, command="/runs/submit-a1/job.sh")
+    wrong = float(shown.submit or 0) + DAY
+    ours = Known(asked=wrong, answered=wrong, script=shown.command)
+    assert not_of_this_job(shown, ours) is not None
+    right = by_slurms_clock(ours, [record(), shown])
+    assert (right.asked, right.answered) == (shown.submit, shown.submit)
+    assert not_of_this_job(shown, right) is None
+    for known, records in [
+        (replace(ours, script="/elsewhere/job.sh"), [shown]),
+        (replace(ours, script=""), [replace(shown, command="")]),
+        (ours, [record()]),
+        (ours, []),
+    ]:
+        assert by_slurms_clock(known, records) == known
 
 
 def test_a_name_is_told_and_decides_nothing() -> None:

@@ -201,6 +201,13 @@ def test_scontrols_fields() -> None:
     assert record.raw.startswith("JobId=2 ") and "JobState=FAILED" in record.raw and "\n" not in record.raw
 
 
+def test_the_batch_script_counts_where_one_line_tells_it() -> None:
+    line = "   Command=/runs/a b/submit-1/job.sh"
+    assert parse_scontrol(shown(), "2").command == ""
+    assert parse_scontrol(shown().replace("   Command=(null)", line), "2").command == "/runs/a b/submit-1/job.sh"
+    assert parse_scontrol(shown(comment=f"x\n{line}"), "2").command == ""
+
+
 @pytest.mark.parametrize(
     "lines",
     [

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -433,6 +434,16 @@ def test_an_owner_that_was_killed(site: Site) -> None:
     done = site.submit()
     assert (done.code, done.out, site.calls) == (0, "12\n", 1)
     assert "whoever submitted it is gone; found by its script: job 12" in done.err
+
+
+def test_an_owner_whose_clock_was_an_hour_ahead(site: Site) -> None:
+    directory = asked(site)
+    ahead = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    write_record(str(directory), replace(site.record(), asked=ahead))
+    text = f'#!/bin/sh\nprintf "%s\\n" "$@" >"{site.top}/asked"\necho "12|sbatch {directory}/job.sh"\n'
+    program(site, text, "bin/sacct")
+    assert site.submit().out == "12\n"
+    assert "--starttime=now-60minutes" in (site.top / "asked").read_text().split()
 
 
 def test_an_owner_that_is_at_work(site: Site) -> None:
