@@ -13,7 +13,7 @@ from supervisor.core.kept_events import KINDS
 BOOKS: Final = "allocations"
 JOURNAL: Final = "journal.jsonl"
 
-_READ: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,16 @@ class Found:
     size: int = 0
 
 
-def read_book(key: str, directory: int) -> Found:
-    """A book in an open directory; a torn last line is cut off. Raises nothing."""
+def read_book(key: str, directory: int, *, mend: bool = True) -> Found:
+    """A book in an open directory; a torn last line is cut off, unless the reader only looks (`mend`). Raises
+    nothing."""
     book = Found(key)
     try:
         status = os.fstat(directory)
         if status.st_uid != os.geteuid():
             book.damage = f"{BOOKS}/{key} belongs to user {status.st_uid}"
             return book
-        descriptor = os.open(JOURNAL, _READ, dir_fd=directory)
+        descriptor = os.open(JOURNAL, _FLAGS | (os.O_RDWR if mend else os.O_RDONLY), dir_fd=directory)
     except FileNotFoundError:
         return book
     except OSError as error:
@@ -56,7 +57,7 @@ def read_book(key: str, directory: int) -> Found:
         with open(descriptor, "rb", closefd=False) as file:
             data = file.read()
         _parse(book, data)
-        if not book.damage and book.size < len(data):
+        if mend and not book.damage and book.size < len(data):
             book.cut = len(data) - book.size
             os.ftruncate(descriptor, book.size)
             os.fsync(descriptor)

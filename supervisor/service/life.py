@@ -41,6 +41,7 @@ from supervisor.service.book import FULL, PLAN, REQUEST, Book
 from supervisor.service.following import Following
 from supervisor.service.found import Line
 from supervisor.service.interface import AdoptRequest, Allocation, Document, Event
+from supervisor.service.shelf import allocation_of
 from supervisor.service.telling import event_of
 from supervisor.service.world import NotStarted, World
 
@@ -96,27 +97,14 @@ class Life:
 
     def allocation(self, position: int | None = None) -> Allocation:
         """As the interface has it."""
-        state = self.state
-        return Allocation(
-            key=self.key,
-            kind=state.kind or "submitted",  # type: ignore[arg-type]
-            state="queued" if state.phase == "new" else state.phase,  # type: ignore[arg-type]
-            name=state.name,
-            created=self.created,
-            changed=self.changed_at,
-            jobid=state.jobid or None,
-            cluster=state.cluster or None,
-            run_id=state.run_id or None,
-            run_dir=state.run_dir or None,
-            slurm=state.slurm or None,
-            reason=state.reason or None,
+        return allocation_of(
+            self.key,
+            self.state,
+            self.created,
+            self.changed_at,
             position=position,
-            stopping=state.stopping or None,
-            verdict=dict(state.verdict) if state.verdict and self.ended else None,
-            first_failure=state.first_failure or None,
-            receipt=state.receipt or None,
-            trouble=self.damage or state.trouble or None,
-            ranks=rank_documents(self.ranks.get(state.run_id)),
+            damage=self.damage,
+            ranks=rank_documents(self.ranks.get(self.state.run_id)),
         )
 
     # --- events -------------------------------------------------------------------------------------------------------
