@@ -47,7 +47,7 @@ class Following:
             lambda _state, rank, kind: wanted(rank, kind),
             directories=target.directories,
             tasks="_" not in target.jobid,
-            since=target.since,
+            asked=target.asked,
             engine=not self._asks,
         )
 

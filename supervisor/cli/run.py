@@ -140,6 +140,7 @@ def _drive(args: argparse.Namespace, prepared: Prepared, place: Place, plan_text
         adopted=place.adopted,
         unit=unit,
         steps=layout.step_prefix,
+        plan_file=os.path.join(os.getcwd(), args.plan),
     )
     notes = (*place.notes, *prepared.notes)
     printer = Printer(sys.stderr)

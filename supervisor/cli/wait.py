@@ -190,7 +190,7 @@ async def _wait(
         _wanted(options, logs, teller),
         directories=target.directories,
         tasks="_" not in target.jobid,
-        since=target.since,
+        asked=target.asked,
         engine=target.alone,
     )
     wait = Wait(

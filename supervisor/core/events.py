@@ -57,6 +57,7 @@ class RunOpened(Event):
     adopted: bool = False  # its steps run in a job that somebody else made
     unit: str = ""  # the user manager's unit in which the engine runs, where it has one of its own
     steps: str = ""  # how the names of its steps begin, and those of nobody else
+    plan_file: str = ""  # the absolute path of the plan's file
 
 
 @dataclass(frozen=True)

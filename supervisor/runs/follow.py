@@ -29,13 +29,11 @@ from supervisor.core.state import RunState
 from supervisor.engine.journal import read_journal
 from supervisor.runs.growing import Logs
 from supervisor.runs.listing import Listings
-from supervisor.runs.papers import RUN_RECEIPT, Unreadable, papers_of
-from supervisor.runs.registry import JOURNAL, attempt_of, job_in
+from supervisor.runs.papers import RUN_RECEIPT, Unreadable, opening_of, papers_of
+from supervisor.runs.registry import JOURNAL, Asked, attempt_of, job_in
 from supervisor.runs.saved import engine_lives
 
-CLOCKS: Final = 300.0
-"""Seconds by which the clocks of two machines may differ: a run that was opened so much before the job was submitted is
-of another job, whose id came again."""
+CLOCKS: Final = 300.0  # seconds by which the clocks of two machines may differ
 
 MOST: Final = 256
 """Records that one look takes in: each is told with the state that it leads to, and states that grow are held at the
@@ -193,7 +191,7 @@ class Follower:
         *,
         directories: Iterable[str] = (),
         tasks: bool = False,
-        since: float | None = None,
+        asked: Asked | None = None,
         engine: bool = False,
         listings: Listings | None = None,
     ) -> None:
@@ -204,7 +202,7 @@ class Follower:
         self._places = tuple(places)
         self._wanted = wanted
         self._tasks = tasks
-        self._since = since
+        self._asked = asked
         self._engine = engine
         self._listings = listings or Listings(age=0.0)
         self._first = True
@@ -267,7 +265,7 @@ class Follower:
             new = {path: run_id for path, run_id in new.items() if attempt_of(run_id) == last[job_in(run_id)]}
             self._first = not new
         for path in sorted(new, key=lambda path: (attempt_of(new[path]), path)):
-            if may_be_of_job(path, self._since):
+            if may_be_of_job(path, self._asked):
                 self._follow(path)
 
     def _new_runs(self, fresh: bool) -> Iterator[tuple[str, str]]:
@@ -292,12 +290,14 @@ class Follower:
         return job == self._jobid or (self._tasks and (job or "").startswith(f"{self._jobid}_"))
 
 
-def may_be_of_job(run_dir: str, since: float | None) -> bool:
-    """Whether a run may be of the job that was submitted at that epoch second (None: nobody knows when), by the time at
-    which its journal was last written: ids come again."""
-    if since is None:
+def may_be_of_job(run_dir: str, asked: Asked | None) -> bool:
+    """Whether a run may be of the job that was asked for so (None: nobody knows how): ids come again. It is when its
+    journal was written after that, or, for that clock may have been wrong, when it runs that very plan."""
+    if asked is None:
         return True
     try:
-        return os.stat(os.path.join(run_dir, JOURNAL)).st_mtime > since - CLOCKS
+        if os.stat(os.path.join(run_dir, JOURNAL)).st_mtime > asked.at - CLOCKS:
+            return True
     except OSError:
         return True
+    return (opening_of(run_dir)[0] or {}).get("plan_file") == asked.plan

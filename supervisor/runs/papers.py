@@ -62,7 +62,7 @@ class Papers:
 
 def papers_of(run_dir: str) -> Papers:
     """Read the papers of a run. Raises Unreadable for a damaged receipt, and where nothing says which run this is."""
-    opening, trouble = _opening(run_dir)
+    opening, trouble = opening_of(run_dir)
     run, digest = read_with_digest(run_dir, RUN_RECEIPT) or (None, None)
     sealed = read_receipt(run_dir, RECEIPT)
     if (found := RUN_ID.fullmatch(os.path.basename(os.path.realpath(run_dir)))) is not None:
@@ -138,7 +138,7 @@ def _digest(run: Document) -> str:
     return sha256(render(run)).hexdigest()
 
 
-def _opening(run_dir: str) -> tuple[Document | None, str]:
+def opening_of(run_dir: str) -> tuple[Document | None, str]:
     """The first line of a run's journal, or None and why there is none."""
     path = os.path.join(run_dir, JOURNAL)
     try:

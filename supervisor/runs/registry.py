@@ -13,7 +13,7 @@ import os
 import re
 import zlib
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from supervisor.core.submission import Submission
@@ -24,6 +24,13 @@ RUN_ID = re.compile(r"(?P<job>\d+(?:[_+]\d+)?|local-[\w-]+)(?:\.r\d+)?(?:\.s\d+)
 
 class NoSuchRun(Exception):
     """There is no such run here; the message says where it was looked for."""
+
+
+class Asked(NamedTuple):
+    """When a job was asked for, in epoch seconds by the clock of that machine, and the plan's copy that it runs."""
+
+    at: float
+    plan: str
 
 
 def registry() -> str:

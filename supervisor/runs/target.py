@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from supervisor.core.attempt import display_id
 from supervisor.core.parts import Parts, parse_target
 from supervisor.core.submission import Submission
-from supervisor.runs.registry import NoSuchRun, find_run, registry, submission_of
+from supervisor.runs.registry import Asked, NoSuchRun, find_run, registry, submission_of
 from supervisor.runs.sealing import is_adopted_run, job_of
 
 
@@ -22,7 +22,7 @@ class Target:
 
     `units` are what is judged, each with the ids that Slurm is asked about: a job by itself, each task of an array by
     itself, a heterogeneous job by its components. `directories` are runs that are known already, `places` where others
-    may appear. `since` is the epoch second of the submission. `output` is the batch script's, `%A` and `%a` or `%j` in
+    may appear. `asked` is how the job was submitted. `output` is the batch script's, `%A` and `%a` or `%j` in
     it.
     """
 
@@ -31,7 +31,7 @@ class Target:
     cluster: str | None = None
     places: tuple[str, ...] = ()
     directories: tuple[str, ...] = ()
-    since: float | None = None
+    asked: Asked | None = None
     output: str | None = None
 
     @property
@@ -117,7 +117,7 @@ def submitted_target(submission: Submission, jobid: str) -> Target:
         _units(jobid, submission),
         submission.cluster,
         (submission.base,),
-        since=submission.asked_at,
+        asked=Asked(submission.asked_at, submission.plan),
         output=submission.output,
     )
 

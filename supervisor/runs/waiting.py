@@ -129,7 +129,7 @@ def _sealed_runs(target: Target) -> dict[str, tuple[list[str], Sealed]]:
     runs = {}
     for unit in target.units:
         found = find_runs(unit) or [path for place in target.places for path in runs_of_job(unit, place)]
-        mine = jobs_own([path for path in found if may_be_of_job(path, target.since)])
+        mine = jobs_own([path for path in found if may_be_of_job(path, target.asked)])
         if not mine or (sealed := sealed_already(unit, mine)) is None:
             return {}
         runs[unit] = (mine, sealed)

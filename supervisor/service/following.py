@@ -73,7 +73,7 @@ class Following:
             no_logs,
             directories=target.directories,
             tasks="_" not in target.jobid,
-            since=target.since,
+            asked=target.asked,
             engine=target.alone,
             listings=self._world.listings,
         )

@@ -91,6 +91,14 @@ def test_status_for_programs(call: Call, ended: Callable[[str], Run]) -> None:
     assert document["verdict"]["outcome"] == "success"
 
 
+def test_the_journal_tells_which_file_the_plan_is_from(ended: Callable[[str], Run]) -> None:
+    directory = ended("success").directory
+    with (directory / "journal.jsonl").open() as journal:
+        plan = Path(json.loads(journal.readline())["plan_file"])
+    assert plan.is_absolute() and plan.parent != directory
+    assert plan.read_bytes() == (directory / "plan.toml").read_bytes()
+
+
 def test_explain_says_each_thing_once(call: Call, ended: Callable[[str], Run]) -> None:
     said = call("explain", ended("failure").directory)
     assert said.code == 0

@@ -20,6 +20,7 @@ from supervisor.runs import growing
 from supervisor.runs.follow import LOGS, MOST, Follower, LogLines, News, Over, Told, Trouble, all_logs, no_logs
 from supervisor.runs.growing import LONG, Logs, parts
 from supervisor.runs.looks import Looks
+from supervisor.runs.registry import Asked
 
 PLAN: dict[str, Any] = {
     "job": {"name": "x", "nodes": 2},
@@ -329,8 +330,17 @@ def test_the_registry_names_runs_by_links(tmp_path: Path) -> None:
 def test_a_run_from_before_the_job_is_of_another(tmp_path: Path) -> None:
     run = make_run(tmp_path, "7")
     os.utime(run / "journal.jsonl", (1_000_000, 1_000_000))
-    assert news_of(follower(tmp_path, since=1_100_000.0)) == []
-    assert events(news_of(follower(tmp_path, since=1_000_200.0))) == [("7", "RunOpened")]
+    assert news_of(follower(tmp_path, asked=Asked(1_100_000.0, "/plan.toml"))) == []
+    assert events(news_of(follower(tmp_path, asked=Asked(1_000_200.0, "/plan.toml")))) == [("7", "RunOpened")]
+
+
+def test_a_run_of_the_very_plan_is_of_the_job_whatever_a_clock_says(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "7")
+    ours = dataclasses.replace(opening("7", run_dir=str(run)), plan_file="/submit-a1/plan.toml")
+    (run / "journal.jsonl").write_bytes(line(1, ours))
+    os.utime(run / "journal.jsonl", (1_000_000, 1_000_000))
+    assert news_of(follower(tmp_path, asked=Asked(1_003_600.0, "/submit-b2/plan.toml"))) == []
+    assert events(news_of(follower(tmp_path, asked=Asked(1_003_600.0, "/submit-a1/plan.toml")))) == [("7", "RunOpened")]
 
 
 def test_logs_of_the_coordinator_alone(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from supervisor.cli.telling import StoryTeller, verdict_lines
 from supervisor.core import events as ev
 from supervisor.core.submission import Submission
 from supervisor.runs.follow import LOGS, Follower, LogLines
-from supervisor.runs.registry import NoSuchRun, register_job
+from supervisor.runs.registry import Asked, NoSuchRun, register_job
 from supervisor.runs.saved import Unreadable
 from supervisor.runs.sealing import Sealed
 from supervisor.runs.target import Target, find_target, submitted_target
@@ -427,7 +427,7 @@ async def test_what_is_sealed_is_answered_at_once(base: Path) -> None:
     again = Scripted({"7": job((0, "RUNNING"))})
     again.jobs["7"][0] = Moment(0, "RUNNING", restarts=1)
     assert await sealed_before(bench.target, again) is None, "it was started anew"
-    later = replace(bench.target, since=os.stat(base / "7/journal.jsonl").st_mtime + 1000)
+    later = replace(bench.target, asked=Asked(os.stat(base / "7/journal.jsonl").st_mtime + 1000, "/plan.toml"))
     assert await sealed_before(later, away) is None, "a job with the same id that was submitted later"
 
 
@@ -475,7 +475,8 @@ def test_a_submission_tells_what_belongs_to_the_job(base: Path) -> None:
     target = find_target("7")
     assert target.units == {"7_0": ("7_0",), "7_5": ("7_5",)}
     assert target.array
-    assert (target.places, target.since) == ((str(base),), 1767225600.0)
+    assert target.places == (str(base),)
+    assert target.asked is not None and target.asked.at == 1767225600.0
     assert target.output_of("7_5") == f"{base}/submit-t/slurm-7_5.out"
     assert find_target("7_5").units == {"7_5": ("7_5",)}
     assert find_target("7_[0-1]").units == {"7_0": ("7_0",), "7_1": ("7_1",)}
@@ -488,7 +489,7 @@ def test_a_submission_tells_what_belongs_to_the_job(base: Path) -> None:
 
 def test_a_submission_that_came_to_nothing_tells_nothing(base: Path) -> None:
     submission(base, state="unknown")
-    assert find_target("7").since is None
+    assert find_target("7").asked is None
 
 
 def test_the_logs_of_a_job_without_a_run_are_what_its_script_printed(
