@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.service.host import Host
-from tests.slurm.jobs import ALLOCCTL, SERVE, UP, Jobs, await_files, role, sh
+from tests.slurm.jobs import ALLOCCTL, SERVE, UP, Jobs, Run, await_files, role, sh
 
 SLEEPER = sh(f"{UP}; exec sleep 1000")
 
@@ -77,4 +78,27 @@ def test_an_adopted_run_lives_through_the_death_of_the_daemon(jobs: Jobs, host: 
     host.start()
     end = host.until(key, "ended")
     assert (end["kind"], end["verdict"]["code"], end["jobid"]) == ("adopted", 0, str(held.jobid))
+    assert jobs.cluster.job(held.jobid)["JobState"] == "RUNNING"
+
+
+def test_what_a_lost_host_leaves_of_an_adopted_run_is_ended_when_the_daemon_is_back(jobs: Jobs, host: Host) -> None:
+    """The daemon, the engine and its sruns are killed together. Agents that nobody tells of it go on."""
+    held = jobs.hold(2)
+    host.start()
+    text = jobs.plan({"worker": role(0, SERVE), "client": role(1, SERVE)}, coordinator=1, nodes=2).read_text()
+    key = host.accept("adoptions", {"plan": text, "jobid": str(held.jobid)}, "adopted")
+    run = Run(jobs, held.jobid, jobs.directory / "base", _found=[Path(host.until(key, "running")["run_dir"])])
+    run.wait_file("up.0", "up.1")
+    sruns = [pid for pid in run.processes() if Path(f"/proc/{pid}/comm").read_text() == "srun\n"]
+    assert len(sruns) >= 2
+    host.end(signal.SIGKILL)
+    for pid in (run.engine, *sruns):
+        os.kill(pid, signal.SIGKILL)
+    host.start()
+    end = host.until(key, "ended")
+    assert (end["verdict"]["outcome"], end["verdict"]["code"]) == ("unverifiable", 75)
+    assert "the engine was lost" in end["verdict"]["summary"]
+    run.wait_gone()
+    steps = jobs.cluster.run(["squeue", "--steps", f"--jobs={held.jobid}", "--noheader", "--format=%j"], check=True)
+    assert steps.stdout.split() == ["batch"]
     assert jobs.cluster.job(held.jobid)["JobState"] == "RUNNING"
