@@ -40,11 +40,12 @@ class Host:
     environ: dict[str, str]
     socket: Path
     process: subprocess.Popen[str] | None = None
+    words: tuple[str, ...] = ()  # how a command is run there
 
     def start(self, *words: str) -> None:
         """Start it; returns when it answers."""
         self.process = subprocess.Popen(
-            [*ALLOCD, *words], env=self.environ, stderr=subprocess.PIPE, text=True, cwd=self.top
+            [*self.words, *ALLOCD, *words], env=self.environ, stderr=subprocess.PIPE, text=True, cwd=self.top
         )
         deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline:
