@@ -37,6 +37,8 @@ SYSTEMD_LIMIT: Final = 150.0  # seconds for systemctl: a stop may take the units
 END_LIMIT: Final = 60.0  # seconds for a daemon without a unit to end
 PAUSE: Final = 0.5  # seconds between looks at runs that end
 PAGE: Final = 1000  # allocations asked for at once
+GIVEN_UP: Final = ("start-limit-hit", "service-start-limit-hit", "trigger-limit-hit")
+"""How a unit has ended that nothing but a person starts again."""
 
 NO_MANAGER: Final = (
     "there is no user manager of systemd here (no $XDG_RUNTIME_DIR/systemd/private): log in by ssh rather than su, or "
@@ -308,6 +310,8 @@ def _how(show: Mapping[str, str]) -> str:
     words += [f"process {show['MainPID']}"] if show.get("MainPID", "0") != "0" else []
     if show.get("Result", "success") != "success":
         words.append(f"result {show['Result']}: `journalctl --user -u allocd` tells why")
+    if show.get("Result") in GIVEN_UP:
+        words.append("once that is put right, `allocctl service install` has it tried again")
     words += [f"restarted {show['NRestarts']} times"] if show.get("NRestarts", "0") != "0" else []
     words += [f'"{show["StatusText"]}"'] if show.get("StatusText") else []
     return ", ".join(words)

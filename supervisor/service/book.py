@@ -11,9 +11,10 @@ A line gets its numbers when it is written, so that one that cannot be written u
 
 **Writing** is the work of one thread. What comes while it writes is written together, each file with one fsync. A new
 allocation is written or refused. What happens to one that exists is kept in memory, in its order, when the disk is full
-or fails (ENOSPC, EDQUOT, EIO), and written when there is space again; `trouble` says so meanwhile. A book that cannot
-be written for a reason of its own (somebody has removed it) loses its own lines only. Whatever a failed write has left
-of a line is cut off before the next one.
+or fails (ENOSPC, EDQUOT, EIO), and written when there is space again; `trouble` says so meanwhile, and also when the
+file system says that it has no room for another book; until one can be written on trial. A book that cannot be written
+for a reason of its own (somebody has removed it) loses its own lines only. Whatever a failed write has left of a line
+is cut off before the next one.
 
 **Reading** happens once, at the start. A last line that is torn or zero-filled was never told to anybody: it is cut off
 and reported. Anything else that cannot be read is damage: nobody knows what was there, so the book is left as it is.
@@ -35,7 +36,7 @@ from typing import Final
 from supervisor.core.events import Event, encode
 from supervisor.core.kept_events import Accepted
 from supervisor.service.found import BOOKS, JOURNAL, Found, Line, read_book
-from supervisor.service.place import OPEN_DIRECTORY
+from supervisor.service.place import OPEN_DIRECTORY, own_directory
 
 PLAN: Final = "plan.toml"
 REQUEST: Final = "request.json"
@@ -43,6 +44,9 @@ REQUEST: Final = "request.json"
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 """Errors of the storage as a whole, which may be over later."""
 RETRY: Final = 1.0  # seconds until what could not be written is tried again
+LOOK: Final = 10.0  # seconds between looks at how much room there is, where nothing is written
+ROOM: Final = 1 << 16  # bytes that a book should have
+TRIAL: Final = "trial"  # the key of one that is written on trial: what is left of it nobody was told of
 
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -82,8 +86,9 @@ class Book:
         put: Callable[[int, bytes], None] = put,
         retry: float = RETRY,
     ) -> None:
-        """`directory` is the state directory's descriptor. Raises OSError."""
-        self._books = open_books(directory)
+        """`directory` is the state directory's descriptor. Raises Unusable (of the place's)."""
+        self._books = own_directory(directory, BOOKS)
+        self._where = os.readlink(f"/proc/self/fd/{self._books}")
         self._told, self._ill, self._put, self._retry = told, ill, put, retry
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[None] = self._loop.create_future()  # only ever an error: the writer is dead
@@ -182,13 +187,12 @@ class Book:
 
     def _work(self) -> None:
         left: dict[str, list[_Entry]] = {}
+        pause = 0.0
         try:
             while True:
                 with self._wake:
-                    if not self._queue and not left and not self._closing:
-                        self._wake.wait()
-                    elif left and not self._closing:
-                        self._wake.wait(self._retry)
+                    if not self._queue and not self._closing:
+                        self._wake.wait(pause)
                     taken, self._queue = self._queue, []
                     closing = self._closing
                 full = self._create([entry for entry in taken if entry.files is not None], bool(left))
@@ -196,12 +200,28 @@ class Book:
                     if entry.files is None:
                         left.setdefault(entry.key, []).append(entry)
                 full = self._append(left) or full
-                self._say(f"the books cannot be written: {full}" if full else "")
-                if closing and (full or not self._queue):
+                full = full or self._look()
+                self._say(f"the books in {self._where} cannot be written: {full}" if full else "")
+                if closing and (left or not self._queue):
                     break
+                pause = self._retry if full else LOOK
         except BaseException as error:  # noqa: BLE001 - whoever runs the service must know
             self._call(self._fail, error)
         self._queue += [entry for entries in left.values() for entry in entries]
+
+    def _look(self) -> str:
+        """What is wrong with the storage, or "". When something was, only what can be written proves anything."""
+        try:
+            room = os.statvfs(self._books)
+            if room.f_blocks and room.f_bavail * room.f_frsize < ROOM:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if self.trouble:
+                self._remove(TRIAL)
+                self._make(TRIAL, {PLAN: " " * ROOM}, b"")
+                self._remove(TRIAL)
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
 
     def _create(self, new: Iterable[_Entry], full: bool) -> str:
         """Begin new books, unless older lines wait for space. What is wrong with the storage, or ""."""
@@ -321,10 +341,3 @@ def _heard(future: asyncio.Future[Line]) -> None:
     """Whether somebody waits or not, an error of a line is no news to asyncio."""
     if not future.cancelled():
         future.exception()
-
-
-def open_books(directory: int) -> int:
-    """The directory of the books in the state directory, made where it is not there. Raises OSError."""
-    with suppress(FileExistsError):
-        os.mkdir(BOOKS, 0o700, dir_fd=directory)
-    return os.open(BOOKS, OPEN_DIRECTORY, dir_fd=directory)

@@ -29,7 +29,7 @@ from supervisor.service.holder import Holder
 from supervisor.service.interface import Event
 from supervisor.service.metrics import Metrics
 from supervisor.service.notify import Notifier
-from supervisor.service.place import StateDirectory, state_directory
+from supervisor.service.place import held_for
 from supervisor.service.server import Server
 from supervisor.service.settings import Settings, SettingsErrors
 from supervisor.service.sockets import open_listener
@@ -49,20 +49,25 @@ class Daemon:
     """One daemon. `reread` gives the settings as they are now, and raises SettingsErrors."""
 
     def __init__(
-        self, settings: Settings, reread: Callable[[], Settings], environ: MutableMapping[str, str], log: Log
+        self,
+        settings: Settings,
+        reread: Callable[[], Settings],
+        notifier: Notifier,
+        environ: MutableMapping[str, str],
+        log: Log,
     ) -> None:
         self._world = World(settings)
         self._reread = reread
         self._environ = environ
         self._log = log
-        self._notifier = Notifier(environ)
+        self._notifier = notifier
         self._holder: Holder | None = None
 
     async def run(self) -> int:
         """Until it is told to end. Returns the exit code. Raises Unusable (of the place's and of sockets), OSError, and
         what killed the books."""
         async with AsyncExitStack() as stack:
-            place = stack.enter_context(closing(StateDirectory(state_directory(self._environ))))
+            place = stack.enter_context(closing(held_for(self._environ)))
             meter = Metrics()
             book = Book(place.descriptor, told=lambda line: holder.on_disk(line), ill=self._ill)
             stack.push_async_callback(book.close, CLOSE_LIMIT)

@@ -3,8 +3,10 @@
     allocd                       runs in the foreground until SIGTERM or SIGINT; engines and jobs go on without it
     allocd --limit 20            a setting: `settings.py` has all of them
 
-Exit codes: 0 told to end; 78 a setting, the state directory, the socket's directory or the machine is not fit (systemd
-does not start it again); 69 another one answers here already; 125 a fault of its own.
+Exit codes: 0 told to end; 78 a setting, the state directory, the socket's directory or the machine is not fit; 69
+another one answers here, or holds the state, already (systemd does not start it again by itself after these two); 1
+what is in its way may go by itself, like a full disk; 125 a fault of its own. Why it does not start is told on stderr,
+to systemd (`allocctl service status` shows it), and to those whose connections have had it started.
 """
 
 from __future__ import annotations
@@ -17,45 +19,66 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from supervisor import __version__
 from supervisor.core import codes
 
 if TYPE_CHECKING:
+    from supervisor.service.notify import Notifier
     from supervisor.service.settings import Settings
+
+
+class CannotStart(Exception):
+    """Why it does not start, with the exit code."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class _Parser(argparse.ArgumentParser):
+    """A flag is a setting, and a wrong one is told as such, not by argparse's exit."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises CannotStart."""
+        raise CannotStart(f"{message} (`allocd --help` tells what there is)", codes.CONFIG)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the daemon. Returns its exit code."""
     if not sys.platform.startswith("linux"):
-        return _refuse("allocd runs on Linux only", codes.CONFIG)
+        sys.stderr.write("allocd: allocd runs on Linux only\n")
+        return codes.CONFIG
+    from supervisor.service.notify import Notifier
+    from supervisor.service.refusing import refuse
     from supervisor.service.settings import Settings, SettingsErrors, add_flags, read_settings
 
-    parser = argparse.ArgumentParser(prog="allocd", description="Holds Slurm allocations; allocctl talks to it.")
+    parser = _Parser(prog="allocd", description="Holds Slurm allocations; allocctl talks to it.")
     parser.add_argument("--version", action="version", version=f"allocd {__version__}")
     parser.add_argument("--config", metavar="FILE", help="settings (default: $XDG_CONFIG_HOME/allocd/allocd.toml)")
     add_flags(parser)
-    args = parser.parse_args(words)
-    flags = {item.name: getattr(args, item.name) for item in fields(Settings)}
-
-    def read() -> Settings:
-        return read_settings(os.environ, flags, args.config)
-
+    notifier = Notifier(os.environ)
     try:
+        args = parser.parse_args(words)
+        flags = {item.name: getattr(args, item.name) for item in fields(Settings)}
+
+        def read() -> Settings:
+            return read_settings(os.environ, flags, args.config)
+
         settings = read()
+        if other := _other_owner():
+            text = f"the package `supervisor` here is also that of {other}: install allocd in an environment of its own"
+            raise CannotStart(text, codes.CONFIG)
+        return _run(settings, read, notifier)
     except SettingsErrors as error:
-        return _refuse(str(error), codes.CONFIG)
-    if other := _other_owner():
-        return _refuse(
-            f"the package `supervisor` here is also that of {other}: install allocd in an environment of its own",
-            codes.CONFIG,
-        )
-    return _run(settings, read)
+        return refuse(str(error), codes.CONFIG, notifier, os.environ)
+    except CannotStart as error:
+        return refuse(str(error), error.code, notifier, os.environ)
 
 
-def _run(settings: Settings, read: Callable[[], Settings]) -> int:
-    """Run it with these settings."""
+def _run(settings: Settings, read: Callable[[], Settings], notifier: Notifier) -> int:
+    """Run it with these settings. Raises CannotStart."""
     from supervisor.launch.process import use_pidfd_watcher
     from supervisor.runs.outcomes import leave_workspace
     from supervisor.service import place, sockets
@@ -69,16 +92,15 @@ def _run(settings: Settings, read: Callable[[], Settings]) -> int:
 
     async def run() -> int:
         use_pidfd_watcher()
-        return await Daemon(settings, read, os.environ, log).run()
+        return await Daemon(settings, read, notifier, os.environ, log).run()
 
     try:
         return asyncio.run(run())
-    except place.Unusable as error:
-        return _refuse(str(error), codes.CONFIG)
-    except sockets.Unusable as error:
-        return _refuse(str(error), error.code)
+    except (place.Unusable, sockets.Unusable) as error:
+        raise CannotStart(str(error), error.code) from None
     except OSError as error:
-        return _refuse(f"{error.filename or 'allocd'}: {error.strerror or error}", codes.CONFIG)
+        unusable = place.unusable(error, str(error.filename or "the state directory"))
+        raise CannotStart(str(unusable), unusable.code) from None
     except BaseExceptionGroup:
         log.critical("fault", exc_info=True)
         return codes.FAULT
@@ -90,12 +112,6 @@ def _other_owner() -> str:
 
     owners = packages_distributions().get("supervisor", [])
     return next((owner for owner in owners if owner != "allocd"), "")
-
-
-def _refuse(text: str, code: int) -> int:
-    for line in text.splitlines():
-        sys.stderr.write(f"allocd: {line}\n")
-    return code
 
 
 if __name__ == "__main__":

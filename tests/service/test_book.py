@@ -10,6 +10,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -94,17 +95,55 @@ async def test_what_cannot_be_written_now_is_written_later(shelf: Shelf, number:
         await book.create("a", {}, UTC, NEW)
         shelf.disk.error = number
         lines = [book.append("a", UTC, ev.Troubled(f"{n}")) for n in range(3)]
-        async with asyncio.timeout(10):
-            while not book.trouble:  # noqa: ASYNC110 - told by a thread
-                await asyncio.sleep(0.005)
+        await troubled(book, True)
         with pytest.raises(OSError, match=r".") as refused:
             await book.create("b", {}, UTC, NEW)
         assert refused.value.errno in (errno.ENOSPC, number)
         assert len(shelf.told) == 1, "nothing is told that is not on the disk"
+        assert f"{shelf.top}/{BOOKS} cannot be written: " in book.trouble
         shelf.disk.error = 0
         await asyncio.gather(*lines)
     assert not (shelf.top / BOOKS / "b").exists()
     assert shelf.numbers("a") == [(1, 1), (2, 2), (3, 3), (4, 4)]
+
+
+async def troubled(book: Book, wanted: bool) -> None:
+    async with asyncio.timeout(10):
+        while bool(book.trouble) is not wanted:  # noqa: ASYNC110 - told by a thread
+            await asyncio.sleep(0.005)
+
+
+async def test_where_nothing_waits_to_be_written_a_book_on_trial_tells_that_there_is_room(shelf: Shelf) -> None:
+    """Who is refused because of the trouble writes nothing that could end it."""
+    async with shelf.open() as book:
+        shelf.disk.error = errno.EDQUOT
+        with pytest.raises(OSError, match=r"."):
+            await book.create("a", {}, UTC, NEW)
+        await troubled(book, True)
+        writes = shelf.disk.writes
+        async with asyncio.timeout(10):
+            while shelf.disk.writes < writes + 3:  # noqa: ASYNC110 - told by a thread
+                await asyncio.sleep(0.005)
+        assert book.trouble
+        shelf.disk.error = 0
+        await troubled(book, False)
+        assert (await book.create("a", {}, UTC, NEW)).seq == 1
+    assert os.listdir(shelf.top / BOOKS) == ["a"]
+
+
+async def test_a_full_disk_is_seen_before_it_refuses_a_line(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = {"f_blocks": 1000, "f_bavail": 15, "f_frsize": 4096}
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(**room))
+    async with shelf.open() as book:
+        await troubled(book, True)
+        assert (await book.create("a", {}, UTC, NEW)).seq == 1  # who asks is refused by the holder, not here
+        await asyncio.sleep(0)
+        assert book.trouble, "a line that was small enough proves nothing"
+        room["f_bavail"] = 16
+        await troubled(book, False)
+        room |= {"f_blocks": 0, "f_bavail": 0}  # a file system that does not say
+        await book.append("a", UTC, ev.Admitted())
+        assert not book.trouble
 
 
 async def test_a_book_that_somebody_has_removed_loses_its_own_lines_only(shelf: Shelf) -> None:

@@ -90,8 +90,8 @@ def test_it_holds_allocations_and_ends_in_order(host: Host) -> None:
     [held] = host.until_all_ended(1)
     assert (held["key"], held["jobid"], held["verdict"]["code"]) == (key, "101", 7)
     other = subprocess.run(ALLOCD, env=host.environ, capture_output=True, text=True, timeout=LIMIT, check=False)
-    assert other.returncode == 78
-    assert "is held by an allocd already" in other.stderr
+    assert other.returncode == 69
+    assert f"is held by an allocd already: process {host.process and host.process.pid} on" in other.stderr
     (host.top / "config" / "allocd").mkdir(parents=True)
     (host.top / "config" / "allocd" / "allocd.toml").write_text("limit = 3")
     assert host.process is not None
@@ -133,6 +133,7 @@ def test_killed_at_any_moment_it_loses_nothing(host: Host) -> None:
     [
         (["--limit", "0"], 78, "--limit: found 0; expected an integer, 1..100000"),
         (["--config", "/nowhere"], 78, "/nowhere: no such file"),
+        (["--limitt", "3"], 78, "unrecognized arguments: --limitt 3 (`allocd --help` tells what there is)"),
         (["--version"], 0, f"allocd {__version__}"),
     ],
 )

@@ -9,9 +9,7 @@ simulated clock (test_holder.py, tests/unit/test_poller.py).
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +20,7 @@ import pytest
 from supervisor.cli.asking import Refused
 from supervisor.core import events as ev
 from tests.fake_slurm import FakeSlurm
+from tests.mounts import fill, small_disk
 from tests.service.running import Running, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -196,17 +195,8 @@ def write_journal(run_dir: Path, jobid: str, count: int) -> None:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of a megabyte."""
-    if os.geteuid():
-        pytest.skip("only root mounts a file system")
-    place = tmp_path / "small"
-    place.mkdir(mode=0o700)
-    mounting = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "allocd-test", str(place)]
-    done = subprocess.run(mounting, capture_output=True, text=True, timeout=30, check=False)
-    if done.returncode:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], timeout=30, check=True)
+    with small_disk(tmp_path / "small") as place:
+        yield place
 
 
 def test_on_a_full_disk_allocations_go_on_and_everything_is_in_the_books_when_there_is_room(
@@ -236,14 +226,3 @@ def test_on_a_full_disk_allocations_go_on_and_everything_is_in_the_books_when_th
     with Running(tmp_path, slurm, state=small) as daemon:
         assert daemon.show(key)["verdict"] == ended["verdict"]
         assert daemon.health()["wrong"] == []
-
-
-def fill(path: Path) -> None:
-    """To the last byte."""
-    with path.open("wb", buffering=0) as file:
-        for size in (4096, 1):
-            try:
-                while file.write(b"x" * size):
-                    pass
-            except OSError:
-                continue

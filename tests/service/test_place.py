@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -13,7 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.service.place import OWNER, StateDirectory, Unusable, owners, state_directory, this_process
+from supervisor.core import codes
+from supervisor.service import place
+from supervisor.service.place import (
+    OWNER,
+    StateDirectory,
+    Unusable,
+    held_for,
+    own_directory,
+    owners,
+    state_directory,
+    this_process,
+)
 
 HOLD = """
 import sys
@@ -61,8 +73,9 @@ def test_it_is_closed_to_others_and_given_back(path: Path) -> None:
 def test_one_daemon_at_a_time(path: Path) -> None:
     other = hold(path)
     try:
-        with pytest.raises(Unusable, match=f"held by an allocd already: process {other.pid} on"):
+        with pytest.raises(Unusable, match=f"held by an allocd already: process {other.pid} on") as refused:
             StateDirectory(str(path))
+        assert refused.value.code == codes.UNREACHABLE
     finally:
         kill(other)
     with closing(StateDirectory(str(path))) as held:  # its record is stale
@@ -104,13 +117,87 @@ def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
 def test_links_in_it_are_not_followed(path: Path, tmp_path: Path) -> None:
     path.mkdir(parents=True)
     (path / "lock").symlink_to(tmp_path / "victim")
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(Unusable, match=f"{path}/lock: .*symbolic links") as refused:
         StateDirectory(str(path))
+    assert refused.value.code == codes.CONFIG
     (path / "lock").unlink()
     (tmp_path / "victim").write_text("{}")
     (path / OWNER).symlink_to(tmp_path / "victim")
     StateDirectory(str(path)).close()
     assert (tmp_path / "victim").read_text() == "{}"
+
+
+@pytest.mark.parametrize("name", ["allocd", "allocd/hosts", "allocd/hosts/HOST"])
+def test_a_link_in_place_of_a_directory_of_our_own_is_refused_and_one_above_is_followed(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "home").symlink_to("scratch")  # as on many a cluster
+    environ = {"XDG_STATE_HOME": str(tmp_path / "home")}
+    held_for(environ).close()
+    link = tmp_path / "scratch" / name.replace("HOST", socket.gethostname())
+    link.rename(tmp_path / "elsewhere")
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Unusable, match=f"{link} is a symbolic link"):
+        held_for(environ)
+    (tmp_path / "given").mkdir()
+    (tmp_path / "here").symlink_to("given")
+    held_for({"STATE_DIRECTORY": f"{tmp_path}/here/state/:/other"}).close()  # a path that was given whole
+    with pytest.raises(Unusable, match="here is a symbolic link"):
+        held_for({"STATE_DIRECTORY": f"{tmp_path}/here"})
+
+
+def test_nobody_else_can_exchange_what_is_in_a_directory_of_our_own(tmp_path: Path) -> None:
+    (tmp_path / "allocd").mkdir()
+    (tmp_path / "allocd").chmod(0o775)
+    with closing(held_for({"XDG_STATE_HOME": str(tmp_path)})) as held:
+        assert (tmp_path / "allocd").stat().st_mode & 0o777 == 0o755
+        (Path(held.path) / "allocations").symlink_to("/tmp")
+        with pytest.raises(Unusable, match=f"{held.path}/allocations is a symbolic link"):
+            own_directory(held.descriptor, "allocations")
+
+
+class Full:
+    """A disk on which no file can be made that is not there, as `os` shows it."""
+
+    def __init__(self, error: int) -> None:
+        self.error = error
+
+    def open(self, path: str, flags: int, *args: int, dir_fd: int | None = None) -> int:
+        if flags & os.O_CREAT and dir_fd is not None and path not in os.listdir(dir_fd):
+            raise OSError(self.error, os.strerror(self.error), path)
+        return os.open(path, flags, *args, dir_fd=dir_fd)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(os, name)
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_on_a_full_disk_the_next_one_has_a_file_for_its_record(
+    path: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if killed:
+        kill(hold(path))
+        os.link(path / OWNER, path / f"{OWNER}.abcd")  # killed before it could remove that name
+    else:
+        StateDirectory(str(path)).close()
+    (path / f"{OWNER}.0123").write_text("{")
+    monkeypatch.setattr(place, "os", Full(errno.ENOSPC))
+    with closing(StateDirectory(str(path))) as held:
+        assert json.loads((path / OWNER).read_text()) == asdict(held.owner)
+        assert sorted(os.listdir(path)) == ["lock", OWNER]
+
+
+@pytest.mark.parametrize(("error", "code"), [(errno.ENOSPC, 1), (errno.EIO, 1), (errno.EROFS, 78)])
+def test_what_time_may_mend_is_told_from_what_somebody_must(
+    path: Path, error: int, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.mkdir(parents=True, mode=0o700)
+    monkeypatch.setattr(place, "os", Full(error))
+    with pytest.raises(Unusable, match=f"{path}/lock: {os.strerror(error)}") as refused:
+        StateDirectory(str(path))
+    assert refused.value.code == code
+    assert ("make room" in str(refused.value)) is (error == errno.ENOSPC)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")

@@ -18,8 +18,10 @@ from typing import Any
 
 import pytest
 
-from supervisor.cli.asking import ask
+from supervisor.cli.asking import Refused, ask
 from supervisor.core import codes
+from tests.mounts import fill, small_disk
+from tests.service.running import until
 from tests.systemd.manager import LIMIT, Manager
 
 SERVICE, SOCKET = "allocd.service", "allocd.socket"
@@ -97,6 +99,13 @@ def service(systemd: Manager) -> Service:
 def without_privileges() -> Iterator[Service]:
     with Manager(1000) as systemd:
         yield Service(systemd)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """Where a full disk hurts the daemon's state alone. The manager sees what was mounted before it."""
+    with small_disk(tmp_path / "small") as place:
+        yield place
 
 
 @pytest.fixture
@@ -210,24 +219,73 @@ def test_settings_are_read_again(service: Service) -> None:
     service.systemd.wait_for(SERVICE, "ActiveState", "active")
 
 
-def test_what_is_not_fit_is_not_tried_for_ever(service: Service) -> None:
-    settings = service.systemd.home / ".config/allocd/allocd.toml"
+def test_what_is_not_fit_is_told_to_who_connects_and_tried_again_for_the_next(service: Service) -> None:
+    systemd = service.systemd
+    settings = systemd.home / ".config/allocd/allocd.toml"
     settings.parent.mkdir(parents=True)
     settings.write_text("limit = 0\n")
+    service.do("install")
+    for _ in range(12):  # more than systemd tries at once, unless it is told to
+        with pytest.raises(Refused, match=r"allocd cannot start: .*allocd\.toml: limit: found 0") as refused:
+            service.health()
+        assert refused.value.status == 503
+    systemd.wait_for(SERVICE, "ActiveState", "failed")
+    assert systemd.show(SERVICE, "ExecMainStatus") == str(codes.CONFIG)
+    assert systemd.show(SERVICE, "NRestarts") == "0"
+    assert systemd.show(SOCKET, "SubState") == "listening"
+    told = service.do("status")
+    assert "journalctl --user -u allocd" in told and "limit: found 0" in told
+    settings.write_text("limit = 5\n")
+    assert service.health()["limit"] == 5
+
+
+def test_a_daemon_that_nobody_can_start_is_given_up_and_how_to_go_on_is_told(service: Service) -> None:
+    systemd = service.systemd
+    service.drop_in("[Service]\nExecStart=\nExecStart=/bin/sh -c 'exit 78'\n[Unit]\nStartLimitBurst=5\n")
     service.do("install")
     with socket.socket(socket.AF_UNIX) as waiting, suppress(ConnectionError):
         waiting.settimeout(3 * LIMIT)
         waiting.connect(service.path)
         assert waiting.recv(1) == b""  # the socket's unit has given up
-    systemd = service.systemd
     systemd.wait_for(SOCKET, "ActiveState", "failed")
-    assert systemd.show(SERVICE, "ExecMainStatus") == str(codes.CONFIG)
-    assert systemd.show(SERVICE, "NRestarts") == "0"
-    told = service.do("status", code=codes.UNREACHABLE)
-    assert "journalctl --user -u allocd" in told and "result service-start-limit-hit" in told
-    settings.write_text("limit = 5\n")
+    assert "`allocctl service install` has it tried again" in service.do("status", code=codes.UNREACHABLE)
+    (systemd.units / f"{SERVICE}.d" / "test.conf").unlink()
     service.do("install")
-    assert service.health()["limit"] == 5
+    assert service.health()["pid"] == service.pid()
+
+
+def test_a_full_disk_keeps_it_from_nothing_for_ever(small: Path, systemd: Manager, slurm: dict[str, str]) -> None:
+    service, state = Service(systemd), {"XDG_STATE_HOME": str(small)}
+    service.drop_in("[Service]\nRestartSec=100ms\n")
+    service.do("install", environ={**slurm, **state})
+    key = service.accept()["key"]
+    fill(small / "ballast")
+    pid = service.pid()
+    os.kill(pid, signal.SIGKILL)
+    service.wait_for_another(pid)  # it takes up what it holds, and nothing new
+    assert service.kept() == [key]
+    until(lambda: "No space left" in str(service.health()["wrong"]), "health tells of the disk")
+    with pytest.raises(Refused) as refused:
+        service.accept()
+    assert refused.value.status == 507
+
+    service.do("stop", environ=state)
+    (record,) = small.glob("allocd/hosts/*/owner.json.free")
+    record.unlink()
+    fill(small / "more")
+    systemd.ask("start", SOCKET)
+    with pytest.raises(Refused, match=r"owner\.json: No space left on device: make room there"):
+        service.health()
+    until(lambda: int(systemd.show(SERVICE, "NRestarts")) > 12, "it is not given up")
+    told = service.do("status", code=codes.UNREACHABLE, environ=state)
+    assert "owner.json: No space left on device: make room there" in told
+    for ballast in ("ballast", "more"):
+        (small / ballast).unlink()
+    systemd.wait_for(SERVICE, "ActiveState", "active")  # by itself
+    assert service.kept() == [key]
+    until(lambda: not service.health()["wrong"], "nothing is wrong any more")
+    assert service.accept()["key"] != key
+    assert sorted(path.name for path in record.parent.iterdir()) == ["allocations", "lock", "owner.json"]
 
 
 def test_somebody_elses_unit_is_not_overwritten(service: Service) -> None:
