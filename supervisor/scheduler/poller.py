@@ -133,7 +133,8 @@ class Follow:
 
 
 class Poller:
-    """See the top. Times are those of `clock`, in seconds; `jitter` gives numbers of 0..1."""
+    """See the top. Times are those of `clock`, in seconds; `jitter` gives numbers of 0..1. Another `pace` counts at
+    once; its patience and outage for jobs that are followed from then on."""
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class Poller:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._client = client
-        self._pace = pace
+        self.pace = pace
         self._clock = clock
         self._sleep = sleep
         self._jitter = jitter
@@ -169,7 +170,7 @@ class Poller:
 
         Raises `ValueError` for a malformed id.
         """
-        inquiry = Inquiry(jobid, self._pace, self._clock(), patience=self._pace.patience, outage=self._pace.outage)
+        inquiry = Inquiry(jobid, self.pace, self._clock(), patience=self.pace.patience, outage=self.pace.outage)
         follow = Follow(self, inquiry, changed)
         self._follows.append(follow)
         self.hasten()
@@ -184,8 +185,8 @@ class Poller:
         """Ask squeue as soon as may be, and often from then on. Trouble is given its time."""
         self._hurried = True
         if not self._failing:
-            self._interval = self._pace.fast
-            self._queue_due = min(self._queue_due, self._asked_at + self._pace.closest)
+            self._interval = self.pace.fast
+            self._queue_due = min(self._queue_due, self._asked_at + self.pace.closest)
         self._woken.set()
 
     async def run(self) -> None:
@@ -251,15 +252,15 @@ class Poller:
         if queue.problem:
             for f in asked:
                 f.due = now
-            self._interval = min(max(self._interval, self._pace.fast) * _BACKOFF, self._pace.away)
+            self._interval = min(max(self._interval, self.pace.fast) * _BACKOFF, self.pace.away)
             self._queue_due = self._later(self._interval)
             self._failing = True
             return
         changed = [self._note(f, queue.rows.get(f.jobid), queue.at) for f in asked]
         if any(changed) or self._failing:
-            self._interval = self._pace.fast
+            self._interval = self.pace.fast
         else:
-            self._interval = min(self._interval * self._pace.slower, self._pace.slow)
+            self._interval = min(self._interval * self.pace.slower, self.pace.slow)
         self._queue_due = self._later(self._interval)
         self._failing = self._away = False
         if self._hurried:  # while the question was on its way
@@ -287,7 +288,7 @@ class Poller:
         for f in due:
             new = [books[f.jobid]]
             if self._late(f, new[0]):
-                f.due = self._later(self._pace.first)
+                f.due = self._later(self.pace.first)
                 continue
             if away is not None:
                 new.append(replace(away, jobid=f.jobid))
@@ -305,7 +306,7 @@ class Poller:
         """Whether accounting gets a moment more to tell of the end that squeue has shown."""
         if book.outcome == "failed" or (book.record is not None and book.record.terminal):
             return False
-        return f.row is not None and f.row.state.terminal and self._clock() - f.row_at < self._pace.late
+        return f.row is not None and f.row.state.terminal and self._clock() - f.row_at < self.pace.late
 
     def _judge(self, f: Follow, new: Sequence[Answer]) -> None:
         """What one round of answers makes of a job: settled, followed on, or to be examined again."""

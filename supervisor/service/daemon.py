@@ -5,6 +5,7 @@
 Nothing is answered before the books are read, and nothing is begun before: two daemons never hold one state. SIGTERM
 and SIGINT end it: it takes no more requests, lets a submission that is under way come to its answer, and goes; engines
 and jobs go on, for they are nobody's children here. SIGHUP reads the settings again; with wrong ones nothing changes.
+One that comes while they are read has them read once more.
 
 The watchdog is fed by this very event loop, and only while the books can be written by a living thread: a loop that
 hangs, or a daemon that could remember nothing, is started anew by systemd.
@@ -37,6 +38,7 @@ from supervisor.service.world import World
 
 REPLAY_LIMIT: Final = 600.0  # seconds to read all books
 CLOSE_LIMIT: Final = 10.0  # seconds to write what is left of them
+RELOAD_LIMIT: Final = 60.0  # seconds to read the settings
 STATUS_PERIOD: Final = 5.0  # seconds between looks at what systemd is told
 
 LEVELS: Final = {"record": "debug", "state": "debug", "trouble": "warning"}
@@ -62,11 +64,13 @@ class Daemon:
         self._log = log
         self._notifier = notifier
         self._holder: Holder | None = None
+        self._asked_to_reload = asyncio.Event()
 
     async def run(self) -> int:
         """Until it is told to end. Returns the exit code. Raises Unusable (of the place's and of sockets), OSError, and
         what killed the books."""
         async with AsyncExitStack() as stack:
+            stack.enter_context(hearing({signal.SIGHUP: self._asked_to_reload.set}))
             place = stack.enter_context(closing(held_for(self._environ)))
             meter = Metrics()
             book = Book(place.descriptor, told=lambda line: holder.on_disk(line), ill=self._ill)
@@ -84,7 +88,7 @@ class Daemon:
         return codes.OK
 
     async def _serve(self, holder: Holder, server: Server, book: Book) -> None:
-        handlers = {signal.SIGTERM: self._end, signal.SIGINT: self._end, signal.SIGHUP: self._reload}
+        handlers = {signal.SIGTERM: self._end, signal.SIGINT: self._end}
         with hearing(handlers):
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(server.serve())
@@ -92,6 +96,7 @@ class Daemon:
                 helpers = [
                     group.create_task(self._notifier.keep_telling(lambda: not book.failed.done())),
                     group.create_task(self._tell_status()),
+                    group.create_task(self._keep_reloading()),
                 ]
                 self._notifier.ready(self._status())
                 await holder.run()
@@ -107,17 +112,24 @@ class Daemon:
         if self._holder:
             self._holder.leave()
 
-    def _reload(self) -> None:
-        self._notifier.reloading()
+    async def _keep_reloading(self) -> None:
+        while True:
+            await self._asked_to_reload.wait()
+            self._asked_to_reload.clear()
+            self._notifier.reloading()
+            await self._reload()
+            self._notifier.ready(self._status())
+
+    async def _reload(self) -> None:
         try:
-            self._world.settings = self._reread()
-        except SettingsErrors as error:
+            settings = await in_thread(self._reread, limit=RELOAD_LIMIT)
+        except (SettingsErrors, OSError) as error:  # a file system that is away, too
             self._log.error("settings", text=f"nothing was changed: {error}")
-        else:
-            self._log.info("settings", text="read again")
-            if self._holder:
-                self._holder.reload()
-        self._notifier.ready(self._status())
+            return
+        self._world.take(settings)
+        if self._holder:
+            self._holder.reload()
+        self._log.info("settings", text="read again")
 
     # --- what it tells ------------------------------------------------------------------------------------------------
 

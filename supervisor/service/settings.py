@@ -3,7 +3,8 @@
     allocd --limit 20            ALLOCD_LIMIT=20            $XDG_CONFIG_HOME/allocd/allocd.toml:  limit = 20
 
 All that is wrong is told at once, each error with its place. A reload (SIGHUP) reads the file again; settings with
-which something cannot be done any more, or that are wrong, change nothing then.
+which something cannot be done any more, or that are wrong, change nothing then. `patience` and `outage` count for
+allocations that are followed from then on; `log_level` and `log_format` from the next start.
 """
 
 from __future__ import annotations

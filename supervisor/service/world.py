@@ -113,6 +113,12 @@ class World:
         self.clusters: dict[str, Cluster] = {}
         self._joined: asyncio.Queue[Cluster] = asyncio.Queue()
 
+    def take(self, settings: Settings) -> None:
+        """These settings count from now on."""
+        self.settings = settings
+        for cluster in self.clusters.values():
+            cluster.poller.pace = self.pace()
+
     def cluster(self, name: str) -> Cluster:
         """A cluster by its name ("": the one that this machine is in), the same one each time."""
         if name not in self.clusters:

@@ -18,6 +18,7 @@ import pytest
 
 from supervisor import __version__
 from tests.service.host import ALLOCD, LIMIT, Host
+from tests.service.running import until
 
 FAKE = """#!/usr/bin/python3 -S
 # Slurm with jobs that run for {seconds} s and fail with 7. A job is a file: jobs/ID holds its script and when it began.
@@ -96,10 +97,7 @@ def test_it_holds_allocations_and_ends_in_order(host: Host) -> None:
     (host.top / "config" / "allocd" / "allocd.toml").write_text("limit = 3")
     assert host.process is not None
     host.process.send_signal(signal.SIGHUP)
-    deadline = time.monotonic() + LIMIT
-    while host.ask("GET", "/v1/health")["limit"] != 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert host.ask("GET", "/v1/health")["limit"] == 3
+    until(lambda: host.ask("GET", "/v1/health")["limit"] == 3, "its settings are read again")
     code, said = host.end()
     assert code == 0, said
     outcome = "slurm_job_101_outcome.txt"
@@ -107,6 +105,23 @@ def test_it_holds_allocations_and_ends_in_order(host: Host) -> None:
     assert [json.loads(line)["event"] for line in said.splitlines()][-1] == "ended"
     host.start()
     assert host.get(key)["verdict"]["code"] == 7
+
+
+def test_it_answers_while_its_settings_are_read_and_reads_them_once_more_if_asked_meanwhile(host: Host) -> None:
+    host.start()
+    assert host.process is not None
+    path = host.top / "config" / "allocd" / "allocd.toml"
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)  # a file system that takes its time
+    host.process.send_signal(signal.SIGHUP)
+    with path.open("w") as file:  # until it is being read
+        assert host.ask("GET", "/v1/health")["limit"] == 100
+        host.process.send_signal(signal.SIGHUP)
+        path.with_suffix(".new").write_text("limit = 4")
+        path.with_suffix(".new").rename(path)
+        file.write("limit = 3")
+    until(lambda: host.ask("GET", "/v1/health")["limit"] == 4, "the second is not lost")
+    assert host.end()[0] == 0
 
 
 @pytest.mark.slow

@@ -256,8 +256,10 @@ async def test_a_greater_limit_lets_more_in(site: Site) -> None:
     site.slurm.history = [RUNNING]
     async with site.holder() as holder:
         keys = [(await holder.submit(site.request(), None)).key for _ in range(20)]
-        holder._world.settings = Settings(limit=2000)
+        poller = holder._world.cluster("").poller
+        holder._world.take(Settings(limit=2000, patience=7.0, outage=70.0))
         holder.reload()
+        assert (poller.pace.patience, poller.pace.outage) == (7.0, 70.0)
         for key in keys:
             await site.until(holder, key, "pending")
         assert holder.health()["allocations"]["pending"] == 20
