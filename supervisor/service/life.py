@@ -144,8 +144,10 @@ class Life:
 
     @property
     def is_submitting(self) -> bool:
-        """Whether sbatch runs, or is about to."""
-        return self.state.begun and "start" in self._slots
+        """Whether sbatch or an engine's start runs, or is about to. To settle a doubt may take minutes, and is begun
+        anew after the next start: nobody waits for that."""
+        duty, _ = self._slots.get("start", (None, None))
+        return self.state.begun and duty is not None and not isinstance(duty, duties.Settle)
 
     def _take_up(self) -> None:
         """Begin what is not under way."""

@@ -8,8 +8,10 @@ import errno
 import itertools
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -17,16 +19,17 @@ from typing import NoReturn
 import pytest
 
 from supervisor.core import events as run_events
-from supervisor.core.submission import RECORD
+from supervisor.core.submission import RECORD, Order
 from supervisor.scheduler.client import Printed
+from supervisor.scheduler.submit import Submitted
 from supervisor.service.book import put
 from supervisor.service.found import JOURNAL
-from supervisor.service.holder import Holder
+from supervisor.service.holder import STOP_LIMIT, Holder
 from supervisor.service.interface import AdoptRequest, Allocation, Event, Refusal
 from supervisor.service.life import utc_now
 from supervisor.service.settings import Settings
 from supervisor.service.world import Engines, NotStarted
-from tests.service.held import PLAN, Site
+from tests.service.held import PLAN, Scene, Site
 from tests.unit.test_follow import append, end_run, line, make_run
 
 RUNNING = (0.0, "RUNNING", "0:0")
@@ -288,6 +291,33 @@ async def test_a_cancel_while_sbatch_runs_settles_both(site: Site) -> None:
         end = await site.until(holder, held.key, "ended")
         assert (end.jobid, code(end)) == ("101", 130)
     assert site.slurm.cancelled == ["101"]
+
+
+class Doubts:
+    """A Slurm that does not tell what became of a submission."""
+
+    async def submit(self, order: Order, plan_text: str) -> Submitted:
+        raise AssertionError("nothing is to be submitted")
+
+    async def settle(self, directory: str) -> Submitted | None:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_the_end_does_not_wait_for_what_became_of_an_earlier_submission(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with suppress(ExceptionGroup):
+        async with site.holder(dies_at(3, "after")) as holder:  # Accepted, Admitted, SubmissionBegun
+            await holder.submit(site.request(), None)
+            await asyncio.wait([holder._book.failed])
+    monkeypatch.setattr(Scene, "submitter", lambda *_: Doubts())
+    async with site.holder() as holder:
+        (held,) = holder.allocations()
+        assert held.state == "submitting"
+        await asyncio.sleep(0.05)
+        began = time.monotonic()
+    assert time.monotonic() - began < STOP_LIMIT / 2
 
 
 async def test_a_cancel_is_tried_until_it_is_taken(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
