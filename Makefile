@@ -18,6 +18,9 @@ JOBS ?= 2
 # A shim of a version manager may be named python3.11 and run nothing: each candidate is asked.
 CANDIDATES := $(PYTHON) python3.11 /usr/bin/python3.11 python3.12 python3.13 python3.14 python3 /usr/bin/python3
 
+# Compiled once, not by each process of the tests; `make clean` removes what that writes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help test quick lint demo bench clean
 .DELETE_ON_ERROR:
 
