@@ -33,9 +33,11 @@ def refuse(args: argparse.Namespace, error: object, code: int) -> int:
 
 
 def tell(text: str) -> None:
-    """A line on stdout. That it cannot be written changes no exit code."""
-    with suppress(OSError):  # flush_stdout finds it again
+    """A line on stdout, at once. That it cannot be written is said, and remembered: see `flush_stdout`."""
+    try:
         print(text)
+    except OSError as error:
+        _lose(error)
     flush_stdout(codes.OK)
 
 
@@ -61,18 +63,27 @@ def end_with(code: int) -> None:
 
 
 def flush_stdout(code: int) -> int:
-    """Write what is left; a success is none when that fails. From then on nothing goes there, so that Python's own last
-    flush does not fail as well."""
+    """Write what is left; a success is none when that fails, or has failed before. Returns the exit code."""
     try:
         sys.stdout.flush()
     except OSError as error:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-        if not isinstance(error, BrokenPipeError):
-            complain(f"stdout: {sentence(error)}")
-        return code or codes.FAILED
-    return code
+        _lose(error)
+    return code or (codes.FAILED if _lost else codes.OK)
+
+
+_lost = False
+"""Something that was to be on stdout is not there."""
+
+
+def _lose(error: OSError) -> None:
+    """From now on nothing goes to stdout, so that Python's own last flush does not fail as well."""
+    global _lost
+    _lost = True
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    if not isinstance(error, BrokenPipeError):
+        complain(f"stdout: {sentence(error)}")
 
 
 def sentence(error: OSError) -> str:
