@@ -62,7 +62,7 @@ def follow(
     for event in daemon.events(held["key"], deadline):
         if event is None:
             continue
-        held = daemon.find(held["key"]) or held
+        held = daemon.seek(held["key"]) or held
         if standing(held) != told and held["state"] != "ended":
             told = standing(held)
             say(f"{names_of(held)}: {told}" + (f": {held['trouble']}" if held["trouble"] else ""))
@@ -76,10 +76,12 @@ def has_job(held: Document) -> bool:
     return held["state"] in SETTLED and bool(held["run_dir"] if held["kind"] == "adopted" else held["jobid"])
 
 
-def wait_for_held(daemon: Daemon, held: Document, options: Options, interrupts: Interrupts) -> int:
-    """Wait for what the daemon holds. Returns its exit code. With `options.quiet` the daemon's events are all that is
-    listened to until the end; else from the job on its story and logs are told as those of any other."""
+def wait_for_held(daemon: Daemon | None, held: Document, options: Options, interrupts: Interrupts) -> int:
+    """Wait for what the daemon holds, or what a book tells of (None). Returns its exit code. With `options.quiet` the
+    daemon's events are all that is listened to until the end; else from the job on its story and logs are told as those
+    of any other."""
     from supervisor.cli.asking import NobodyAnswers, Refused
+    from supervisor.cli.held import no_job
     from supervisor.cli.wait import wait_for
     from supervisor.runs.registry import NoSuchRun
     from supervisor.runs.saved import Unreadable
@@ -88,7 +90,7 @@ def wait_for_held(daemon: Daemon, held: Document, options: Options, interrupts: 
     began = time.monotonic()
     deadline = None if options.timeout is None else began + options.timeout
     try:
-        held = _waited(daemon, held, options, interrupts, deadline)
+        held = _waited(daemon, held, options, interrupts, deadline) if daemon else held
     except (Left, KeyboardInterrupt):
         again = f"`allocctl wait {held['key']}` picks it up"
         return last_line(options, f"the wait was left; {names_of(held)} goes on: {again}", codes.INTERRUPTED)
@@ -98,7 +100,7 @@ def wait_for_held(daemon: Daemon, held: Document, options: Options, interrupts: 
     finally:
         interrupts.raises = False
     if not has_job(held):
-        return ended(options, held)
+        return ended(options, held) if held["verdict"] else last_line(options, str(no_job(held)), codes.UNREACHABLE)
     if options.timeout is not None:
         options = replace(options, timeout=max(0.0, options.timeout - (time.monotonic() - began)))
     try:

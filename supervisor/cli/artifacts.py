@@ -17,6 +17,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from supervisor.cli.arguments import add_socket
+from supervisor.cli.held import on_disk
 from supervisor.cli.output import refuse
 from supervisor.core import codes
 
@@ -57,7 +59,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "contracts have come to. Exits 0 complete, 10 pending or finalizing, 65 invalid or late by finalization, 124 "
         "late by the deadline, 69 no such run, 78 when it is not clear what to judge, 125 when a checker broke.",
     )
-    parser.add_argument("where", nargs="?", help="a directory; or a run's id or directory (default: this allocation's)")
+    run = "a directory; or a run's id or directory, allocd's key (default: this allocation's)"
+    parser.add_argument("where", nargs="?", help=run)
+    add_socket(parser)
     parser.add_argument("--contract", choices=("fpm", "sweep"), help="judge the directory by this kind of contract")
     parser.add_argument("--plan", help="judge the directory by the contracts of a plan ({run_dir} is the directory)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -84,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         _options_fit(args)
-        contracts = _of_directory(args) if args.contract or args.plan else _of_run(args.where)
+        contracts = _of_directory(args) if args.contract or args.plan else _of_run(on_disk(args, args.where))
     except (NoSuchRun, Unreadable) as error:
         return refuse(args, f"{error}; or say how to judge a directory: --contract or --plan", codes.UNREACHABLE)
     except (PlanErrors, _Unclear) as error:

@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from supervisor.cli.arguments import add_socket
+from supervisor.cli.held import on_disk
 from supervisor.cli.output import complain, refuse, sentence
 from supervisor.core import codes
 from supervisor.runs.registry import NoSuchRun, attempt_of, find_run
@@ -46,7 +48,8 @@ class StillRunning(Exception):
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = subparsers.add_parser("collect", help="collect a run's files once more")
-    parser.add_argument("run", nargs="?", help="the run's id or directory (default: this allocation's)")
+    parser.add_argument("run", nargs="?", help="the run's id or directory, allocd's key (default: this one's)")
+    add_socket(parser)
     parser.add_argument(
         "--to", metavar="DIR", help="copy the run's files, the collected ones among them, to DIR as well"
     )
@@ -57,7 +60,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Collect. 0: everything; 65: something is missing, or was not copied; 69: no such run; 78: it is not over."""
     try:
-        run_dir = find_run(args.run)
+        run_dir = find_run(on_disk(args, args.run))
         state, layout = _folded(run_dir)
         done = asyncio.run(_collect(state, layout, os.path.abspath(args.bundle) if args.bundle else None))
     except (NoSuchRun, Unreadable) as error:

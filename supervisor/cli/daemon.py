@@ -18,8 +18,8 @@ import os
 import re
 import stat
 import time
-from collections.abc import Collection, Generator, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Generator, Iterator
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
 from supervisor.core import codes
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from supervisor.service.place import Owner
 
 Document = dict[str, Any]
+T = TypeVar("T")
 
 CTL_PATH: Final = "ctl.path"
 LOOK_LIMIT: Final = 5.0  # seconds that a verb waits for an answer that it can do without
@@ -82,6 +83,15 @@ class Daemon:
                 return None
             raise
 
+    def who(self) -> tuple[int, str]:
+        """Which process answers, and since when. Raises NobodyAnswers, Refused."""
+        health = self.ask("GET", "/v1/health")
+        return int(health["pid"]), str(health["since"])
+
+    def seek(self, name: str) -> Document | None:
+        """The same of one who has answered before, and is waited for: see `again`."""
+        return self.again(lambda: self.find(name))
+
     def allocations(self, states: list[str], name: str | None = None) -> Iterator[Document]:
         """All that fit, in the order in which they were accepted. Raises NobodyAnswers, Refused."""
         query = [f"limit={PAGE}", *(f"state={state}" for state in states)]
@@ -98,26 +108,41 @@ class Daemon:
         NobodyThere when nothing was asked, NobodyAnswers when it is not known whether it was accepted, Refused."""
         from supervisor.cli.asking import NobodyAnswers, NobodyThere
 
-        deadline: float | None = None
+        def ask() -> Document:
+            return dict(self.ask("POST", target, body, NEW_LIMIT, Idempotency_Key=key))
+
+        try:
+            return ask()
+        except NobodyThere:
+            raise
+        except NobodyAnswers:
+            time.sleep(PAUSE)
+            return self.again(ask)
+
+    def again(self, ask: Callable[[], T]) -> T:
+        """An answer of one who has answered before: while it is away it is waited for, and asked again. Raises
+        NobodyAnswers when it stays away, Refused."""
+        from supervisor.cli.asking import NobodyAnswers
+
+        deadline = time.monotonic() + AWAY
         while True:
             try:
-                return dict(self.ask("POST", target, body, NEW_LIMIT, Idempotency_Key=key))
+                return ask()
             except NobodyAnswers as error:
-                if deadline is None and isinstance(error, NobodyThere):
-                    raise
-                deadline = deadline or time.monotonic() + AWAY
                 if time.monotonic() > deadline:
                     raise NobodyAnswers(str(error)) from None
             time.sleep(PAUSE)
 
-    def events(self, name: str | None = None, deadline: float | None = None) -> Generator[Document | None]:
-        """Events of one allocation, or of all, from the oldest that is kept, and None for each sign of life without
-        one: then everything has been told that was known. One who goes away is waited for. `deadline`: of the
+    def events(
+        self, name: str | None = None, deadline: float | None = None, after: int | None = None
+    ) -> Generator[Document | None]:
+        """Events of one allocation, or of all, behind number `after` (else, or if that cannot be, from the oldest that
+        is kept), and None for each sign of life without one. One who goes away is waited for. `deadline`: of the
         monotonic clock, at which they end. Raises NobodyAnswers, Refused."""
         from supervisor.cli.asking import NobodyAnswers, Refused
 
         target = f"{allocation(name)}/events" if name else "/v1/events"
-        last: int | None = None
+        last = after
         heard = -math.inf
         while deadline is None or time.monotonic() < deadline:
             try:
@@ -131,11 +156,12 @@ class Daemon:
             except Refused as refused:
                 if refused.status != 410 or last is None:
                     raise
-                last = None  # too long ago: what is kept now is told again
+                last = None  # too long ago, or of a state that is gone: what is kept now is told
             time.sleep(PAUSE)
 
     def log_lines(self, name: str, ranks: Collection[int], kinds: Collection[str]) -> Iterator[Document]:
-        """Lines of an allocation's logs as they come: run, file, text. They end when it has ended, or the daemon does.
+        """Lines of an allocation's logs as they come: run, file, text. They end when it has ended, or when who answers
+        is about to end.
         Nothing may come for as long as its ranks are silent. Raises NobodyAnswers, Refused."""
         from supervisor.cli.asking import lines
 
@@ -178,14 +204,6 @@ def daemon_at(args: argparse.Namespace) -> Daemon | None:
     return Daemon(path) if _is_socket(path) else None
 
 
-def daemon_needed(args: argparse.Namespace) -> Daemon:
-    """The same for a verb that cannot do without. Raises Absent."""
-    found = daemon_at(args)
-    if found is None:
-        raise Absent(f"no allocd answers here: {advice()}")
-    return found
-
-
 def holder(args: argparse.Namespace, name: str | None) -> tuple[Daemon, Document] | None:
     """Who holds the allocation with that name, and how it is; None where nobody does, or nobody answers who was not
     named. Raises Absent."""
@@ -209,12 +227,6 @@ def holder(args: argparse.Namespace, name: str | None) -> tuple[Daemon, Document
     if document is None or (cluster and document["cluster"] not in (None, cluster)):
         return None
     return daemon, document
-
-
-def held(args: argparse.Namespace) -> Document | None:
-    """The allocation that `args.run` names, where it is held. Raises Absent."""
-    found = holder(args, args.run)
-    return found[1] if found else None
 
 
 def served_run(run_dir: str) -> Daemon | None:
@@ -242,6 +254,10 @@ def advice() -> str:
     if found := elsewhere():
         hosts = " and ".join(f"{owner.host} (since {owner.since})" for owner in found)
         return f"yours runs on {hosts}: ask there"
+    from supervisor.cli.units import SOCKET, directory
+
+    if os.path.exists(os.path.join(directory(os.environ), SOCKET)):
+        return f"start it with `systemctl --user start {SOCKET}`"
     return "start one with `allocctl service install`, or `allocd &`"
 
 

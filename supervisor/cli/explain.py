@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from supervisor.cli.arguments import add_socket
+from supervisor.cli.held import on_disk
 from supervisor.cli.output import refuse
 from supervisor.cli.status import how, is_lost, last_attempt
 from supervisor.core import codes
@@ -29,7 +31,8 @@ ORIGINS: Final = {"native": "a rank's own", "slurm": "by Slurm's record", "alloc
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = subparsers.add_parser("explain", help="how a run's verdict came about, in sentences")
-    parser.add_argument("run", nargs="?", help="the run's id or directory (default: this allocation's)")
+    parser.add_argument("run", nargs="?", help="the run's id or directory, allocd's key (default: this one's)")
+    add_socket(parser)
     parser.add_argument("--all", action="store_true", help="the whole timeline, not only what is around the failure")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -37,6 +40,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Print the explanation. 0 when it could be told, 69 when there is no such run."""
     try:
+        args.run = on_disk(args, args.run)
         directory = find_run(args.run)
         document, over = run_document(directory)
     except NoSuchRun as error:

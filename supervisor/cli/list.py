@@ -1,10 +1,12 @@
-"""`allocctl list`: the allocations that allocd holds; where none answers, the runs that are known on this disk."""
+"""`allocctl list`: the allocations that allocd holds; where none answers, those that its books tell of (as of when it
+wrote last), and the runs that are known on this disk."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -47,8 +49,9 @@ def run(args: argparse.Namespace) -> int:
         return refuse(args, error, code_of(error))
     held = found is not None
     if found is None:
-        complain(f"no allocd answers here ({advice()}): these are the runs that are known on this disk")
-        found = [item for item in runs() if item["state"] in states and args.name in (None, item["name"])]
+        known = "its allocations as of when one wrote last, and the runs that are known on this disk"
+        complain(f"no allocd answers here ({advice()}): these are {known}")
+        found = [item for item in on_disk() if item["state"] in states and args.name in (None, item["name"])]
     if args.json:
         tell(json.dumps({"schema_version": 1, "held": held, "allocations": found}, indent=1))
     elif args.quiet:
@@ -81,16 +84,29 @@ def _row(item: Document) -> tuple[str, ...]:
     return (item["key"], job, item["state"], item["slurm"] or "-", item["name"], item["run_id"] or "-", last)
 
 
+def on_disk() -> Iterator[Document]:
+    """What the books tell, and the runs that are in none of them."""
+    from supervisor.cli.held import as_written
+    from supervisor.runs.listing import whole
+    from supervisor.service.shelf import all_on_shelf
+
+    held = list(map(as_written, all_on_shelf(os.environ)))
+    yield from held
+    jobs = {item["jobid"] for item in held if item["kind"] != "adopted"}
+    own = {item["run_id"] for item in held}
+    yield from (item for item in runs() if item["run_id"] not in own and whole(item["jobid"]) not in jobs)
+
+
 def runs() -> Iterator[Document]:
     """The runs in the registry, as allocations."""
     from supervisor.runs.registry import registry
     from supervisor.runs.saved import Unreadable, run_document
 
     try:
-        names = sorted(name for name in os.listdir(registry()) if "@" not in name)
+        names = [name for name in os.listdir(registry()) if "@" not in name]
     except OSError:
         return
-    for name in names:
+    for name in sorted(names, key=_in_numbers):
         try:
             document, over = run_document(os.path.realpath(os.path.join(registry(), name)))
         except Unreadable:
@@ -110,4 +126,10 @@ def runs() -> Iterator[Document]:
             "verdict": document["verdict"] if over or lost else None,
             "first_failure": (document["first_failure"] or {}).get("text"),
             "trouble": "its engine is gone" if lost else None,
+            "as_of": None,
         }
+
+
+def _in_numbers(run_id: str) -> list[tuple[int, str]]:
+    """For sorting: 9 before 10, 7.r2 before 7.r10."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", run_id)]

@@ -5,7 +5,7 @@ and ends when nothing more can come: a run is over when its receipt is there, or
 so. A job that has no run yet is waited for, with Slurm's state on stderr.
 
 What allocd holds is followed by its looks. When it goes away, the files are followed from here, behind the lines that
-were printed.
+were printed; where there are none yet, it is waited for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from supervisor.cli.arguments import add_socket, held_directory, may_be_held
+from supervisor.cli.arguments import add_socket
+from supervisor.cli.held import disk_name, find_held, held_directory
 from supervisor.cli.output import complain, put, put_lines, refuse
 from supervisor.core import codes
 from supervisor.runs.growing import KINDS, Logs
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = subparsers.add_parser("logs", help="print or follow a run's logs")
-    parser.add_argument("run", nargs="?", help="a run's id or directory, or a job's id (default: this allocation's)")
+    parser.add_argument("run", nargs="?", help="a run's id or directory, a job's id, allocd's key (default: this)")
     parser.add_argument("-f", "--follow", action="store_true", help="follow until the run, or the job, is over")
     parser.add_argument("--rank", type=int, action="append", help="only this rank (can be repeated)")
     parser.add_argument("--kind", choices=KINDS, action="append", help="only these (default: all)")
@@ -44,25 +45,18 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Print the logs. 69 when there is no such run, or it has no such rank."""
     try:
-        held = _held(args)
-        if args.follow:
-            return _follow_held(args, *held) if held else _follow(args)
-        return _print(args, held[1] if held else None)
+        daemon, held = find_held(args, args.run) or (None, None)
+        if args.follow and held and daemon:
+            return _follow_held(args, daemon, held)
+        if held and args.run == held["key"]:
+            args.run = disk_name(held, job=args.follow)
+        return _follow(args) if args.follow else _print(args, held)
     except NoSuchRun as error:
         from supervisor.cli.submitted import tell_output
 
         return tell_output(args, error)
     except Unreadable as error:
         return refuse(args, error, codes.UNREACHABLE)
-
-
-def _held(args: argparse.Namespace) -> tuple[Daemon, Document] | None:
-    """What allocd holds by that name. Raises NoSuchRun when one who was named does not answer."""
-    if not may_be_held(args, args.run):
-        return None
-    from supervisor.cli.daemon import holder
-
-    return holder(args, args.run)
 
 
 def _print(args: argparse.Namespace, held: Document | None) -> int:
@@ -103,28 +97,57 @@ def _write(args: argparse.Namespace, jobid: str | None, run_id: str, name: str, 
 
 def _follow_held(args: argparse.Namespace, daemon: Daemon, held: Document) -> int:
     """Follow by allocd's looks. Raises NoSuchRun, Unreadable, OSError."""
+    from supervisor.cli.accepted import has_job
     from supervisor.cli.asking import NobodyAnswers, Refused
-    from supervisor.cli.daemon import names_of, standing
+    from supervisor.cli.daemon import code_of, names_of, standing
 
-    printed: Counter[tuple[str, str]] = Counter()  # lines of a run's log
+    key, printed = held["key"], Counter[tuple[str, str]]()
+    while True:
+        why = ""
+        try:
+            try:
+                who = daemon.who()
+                _print_told(args, daemon, held, printed)
+            except NobodyAnswers as error:
+                why = str(error)
+            held = (daemon.find(key) if has_job(held) else daemon.seek(key)) or held
+            why = why or ("" if daemon.who() == who else "allocd was started anew")
+        except NobodyAnswers as error:
+            why = str(error)
+            if not args.socket:
+                _, held = find_held(args, key) or (None, held)  # what it has written meanwhile
+            break
+        except Refused as error:
+            if error.status == 404 or not has_job(held):
+                return refuse(args, error, code_of(error))
+            why = str(error)
+            break
+        if held["state"] == "ended" and not held["run_id"]:
+            complain(f"{names_of(held)} has no run: {standing(held)}")
+            return codes.OK
+        if held["state"] == "ended" and not why:
+            return codes.OK
+        if has_job(held):
+            why = why or "allocd is about to end"
+            break
     try:
-        for line in daemon.log_lines(held["key"], args.rank or (), args.kind or ()):
-            where = (line["run"], line["file"])
+        args.run = disk_name(held, job=True)
+    except NoSuchRun as error:
+        return refuse(args, f"{why}; {error}", codes.UNREACHABLE)
+    complain(f"{why}: the files are followed from here")
+    return _follow(args, printed)
+
+
+def _print_told(args: argparse.Namespace, daemon: Daemon, held: Document, printed: Counter[tuple[str, str]]) -> None:
+    """Print what allocd tells, from the beginning, except for the lines that are `printed` already (of each run's log),
+    to its end. Raises NobodyAnswers, Refused, OSError."""
+    told: Counter[tuple[str, str]] = Counter()
+    for line in daemon.log_lines(held["key"], args.rank or (), args.kind or ()):
+        where = (line["run"], line["file"])
+        told[where] += 1
+        if told[where] > printed[where]:
             _write(args, held["jobid"], *where, [line["text"].encode()])
             printed[where] += 1
-        held = daemon.find(held["key"]) or held
-        if held["state"] == "ended":
-            if not printed and not held["run_id"]:
-                complain(f"{names_of(held)} has no run: {standing(held)}")
-            return codes.OK
-        why = "allocd is about to end"
-    except (NobodyAnswers, Refused) as error:
-        why = str(error)
-    if held["jobid"] is None:
-        return refuse(args, f"{why}; {held['key']} has no job yet", codes.UNREACHABLE)
-    complain(f"{why}: the files are followed from here")
-    args.run = held["run_dir"] if held["kind"] == "adopted" else held["jobid"]
-    return _follow(args, printed)
 
 
 def _follow(args: argparse.Namespace, printed: Counter[tuple[str, str]] | None = None) -> int:

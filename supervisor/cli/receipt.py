@@ -9,6 +9,8 @@ import os
 import sys
 from pathlib import Path
 
+from supervisor.cli.arguments import add_socket
+from supervisor.cli.held import on_disk
 from supervisor.cli.output import complain, refuse
 from supervisor.core import codes
 from supervisor.runs.papers import RECEIPT, RUN_RECEIPT, Unreadable, papers_of
@@ -22,7 +24,8 @@ class NoReceipt(Exception):
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = subparsers.add_parser("receipt", help="print a run's receipt")
-    parser.add_argument("run", nargs="*", help="ids or directories of runs (default: this allocation's)")
+    parser.add_argument("run", nargs="*", help="ids or directories of runs, allocd's keys (default: this one's)")
+    add_socket(parser)
     parser.add_argument("--path", action="store_true", help="print the receipt's path instead")
     parser.add_argument("--junit", metavar="FILE", help="report the runs as JUnit XML in FILE (-: print it) instead")
     parser.add_argument("--json", action="store_true", help="the receipt is JSON in any case; accepted like everywhere")
@@ -31,7 +34,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Print the receipts. 75 when a run has none yet, 69 when there is no such run or its receipt cannot be read."""
     try:
-        receipts = [receipt for name in args.run or [None] for receipt in _receipts(name)]
+        receipts = [receipt for name in args.run or [None] for receipt in _receipts(on_disk(args, name))]
     except NoReceipt as error:
         return refuse(args, error, codes.UNVERIFIABLE)
     except (NoSuchRun, Unreadable) as error:

@@ -9,7 +9,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from supervisor.cli.arguments import add_socket, held_directory, may_be_held
+from supervisor.cli.arguments import add_socket
+from supervisor.cli.held import find_held, held_directory, written
 from supervisor.cli.output import refuse
 from supervisor.core import codes
 from supervisor.runs.registry import NoSuchRun, attempt_of, find_run, later_runs
@@ -19,7 +20,7 @@ from supervisor.runs.saved import Document, Unreadable, run_document
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The verb's arguments."""
     parser = subparsers.add_parser("status", help="what a run is doing, or how it ended")
-    parser.add_argument("run", nargs="?", help="the run's id or directory (default: this allocation's)")
+    parser.add_argument("run", nargs="?", help="the run's id or directory, allocd's key (default: this one's)")
     add_socket(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -27,9 +28,10 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Print the status. 0 when it could be told, 69 when there is no such run."""
     try:
-        held = _held(args)
+        found = find_held(args, args.run)
     except NoSuchRun as error:
         return refuse(args, error, codes.UNREACHABLE)
+    held = found[1] if found else None
     try:
         directory = held_directory(held, args.run) or find_run(args.run)
         document, over = run_document(directory)
@@ -47,15 +49,6 @@ def run(args: argparse.Namespace) -> int:
     return codes.OK
 
 
-def _held(args: argparse.Namespace) -> Document | None:
-    """The allocation, where allocd holds it. Raises NoSuchRun when one who was named does not answer."""
-    if not may_be_held(args, args.run):
-        return None
-    from supervisor.cli.daemon import held
-
-    return held(args)
-
-
 def held_lines(held: Document | None) -> Iterator[str]:
     """What allocd knows besides."""
     if held is None:
@@ -63,7 +56,8 @@ def held_lines(held: Document | None) -> Iterator[str]:
     from supervisor.cli.daemon import standing
 
     if held["state"] != "ended" and held["kind"] != "served":
-        yield f"  allocd holds it as {held['key']}: {standing(held)}"
+        holds = "held" if held.get("as_of") else "holds"
+        yield f"  allocd {holds} it as {held['key']}: {standing(held)}{written(held)}"
     if held["trouble"]:
         yield f"  {held['trouble']}"
 

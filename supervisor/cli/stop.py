@@ -15,17 +15,8 @@ import json
 from typing import TYPE_CHECKING
 
 from supervisor.cli.arguments import add_socket
-from supervisor.cli.daemon import (
-    Absent,
-    Daemon,
-    Document,
-    allocation,
-    code_of,
-    holder,
-    names_of,
-    standing,
-    with_hosts,
-)
+from supervisor.cli.daemon import Absent, Daemon, Document, allocation, code_of, names_of, standing, with_hosts
+from supervisor.cli.held import disk_name, find_held, written
 from supervisor.cli.output import complain, refuse, tell
 from supervisor.core import codes
 from supervisor.runs.registry import NoSuchRun, default_run, find_run
@@ -63,9 +54,12 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         name = args.run or default_run()
-        found = holder(args, name)
-        if found is not None:
-            return _by_daemon(args, *found)
+        daemon, held = find_held(args, name) or (None, None)
+        if held and held["state"] == "ended":
+            return _done(args, f"{names_of(held)} has ended already: {standing(held)}{written(held)}", held)
+        if held and daemon:
+            return _by_daemon(args, daemon, held)
+        name = disk_name(held) if held else name
         text = _cancel(args, name) if args.cancel else _stop(args, name)
     except Cannot as error:
         return refuse(args, error, error.code)
@@ -88,8 +82,6 @@ def _done(args: argparse.Namespace, text: str, held: Document | None) -> int:
 
 def _by_daemon(args: argparse.Namespace, daemon: Daemon, held: Document) -> int:
     """Raises NobodyAnswers, Refused."""
-    if held["state"] == "ended":
-        return _done(args, f"{names_of(held)} has ended already: {standing(held)}", held)
     how = "cancel" if args.cancel else "stop"
     held = daemon.ask("POST", f"{allocation(held['key'])}/stop", {"how": how}, 30.0)
     if held["state"] == "ended":
@@ -145,19 +137,26 @@ def _signal(directory: str, run_id: str) -> str:
 
 def _cancel(args: argparse.Namespace, name: str) -> str:
     """What was done. Raises Cannot, NoSuchRun, Unreadable."""
-    from supervisor.runs.target import run_target
-
-    target = _submitted(name, args.cluster)
-    if target is None:
-        run = run_target(find_run(name))
-        target = None if run.alone else _submitted(run.jobid, args.cluster)
-        if target is None:
-            has_job = run.jobid[0].isdecimal()
-            whose = f"job {run.jobid} was not submitted by allocctl here" if has_job else f"run {name} has no job"
-            raise Cannot(f"{whose}: only who made a job cancels it, with scancel; `stop` ends the run", codes.CONFIG)
+    target = _cancellable(name, args.cluster)
     if trouble := asyncio.run(_cancelled(target)):
         raise Cannot(f"job {target.jobid} was not cancelled: {trouble}", codes.FAILED)
     return f"job {target.jobid} is being cancelled; `allocctl wait {target.shown}` tells its end"
+
+
+def _cancellable(name: str, cluster: str | None) -> Target:
+    """The job that a name means, where it was submitted here. Raises Cannot, NoSuchRun, Unreadable."""
+    from supervisor.runs.target import run_target
+
+    if (target := _submitted(name, cluster)) is not None:
+        return target
+    jobid = _job(name)
+    if jobid is None:
+        run = run_target(find_run(name))
+        jobid = run.jobid if run.jobid[0].isdecimal() else None
+        if not run.alone and (target := _submitted(run.jobid, cluster)) is not None:
+            return target
+    whose = f"job {jobid} was not submitted by allocctl here" if jobid else f"run {name} has no job"
+    raise Cannot(f"{whose}: only who made a job cancels it, with scancel; `stop` ends the run", codes.CONFIG)
 
 
 async def _cancelled(target: Target) -> str:
@@ -179,18 +178,24 @@ async def _cancelled(target: Target) -> str:
 
 def _submitted(name: str, cluster: str | None) -> Target | None:
     """The job that a name means, where `allocctl submit` made it; None for that of another cluster, too."""
-    from supervisor.core.parts import parse_target
     from supervisor.runs.registry import submission_of
     from supervisor.runs.target import submitted_target
 
-    try:
-        jobid = parse_target(name).jobid
-    except ValueError:
-        return None
-    submission = submission_of(jobid)
-    if submission is None or (cluster and submission.cluster != cluster):
+    jobid = _job(name)
+    submission = submission_of(jobid) if jobid else None
+    if jobid is None or submission is None or (cluster and submission.cluster != cluster):
         return None
     return submitted_target(submission, jobid)
+
+
+def _job(name: str) -> str | None:
+    """The job's id that a name is; None for any other name."""
+    from supervisor.core.parts import parse_target
+
+    try:
+        return parse_target(name).jobid
+    except ValueError:
+        return None
 
 
 def _cluster(jobid: str) -> str | None:

@@ -54,12 +54,13 @@ def tell_job(args: argparse.Namespace, error: NoSuchRun, held: Document | None =
 def _tell_held(args: argparse.Namespace, held: Document) -> int:
     """What allocd alone knows: no job is there yet, or its files are not seen from here."""
     from supervisor.cli.daemon import names_of, standing
+    from supervisor.cli.held import written
 
     if args.json:
         known = {"jobid": held["jobid"], "run_id": held["run_id"], "name": held["name"], "verdict": held["verdict"]}
         print(json.dumps({"schema_version": 1, **known, "allocation": held}, indent=1))
         return codes.OK
-    print(f"{names_of(held)}  {held['name']}\n{standing(held)}")
+    print(f"{names_of(held)}  {held['name']}\n{standing(held)}{written(held)}")
     if held["trouble"]:
         print(f"  {held['trouble']}")
     return codes.OK

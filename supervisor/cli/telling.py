@@ -45,6 +45,7 @@ class StoryTeller:
         self._printed: set[str] = set()  # runs of which lines were printed
         self._mute = False
         self.was_cancelled = False
+        self.was_seen = False  # Slurm or a run has told something of the job
 
     @property
     def array(self) -> bool:
@@ -60,6 +61,7 @@ class StoryTeller:
     def seen(self, jobid: str, seen: Seen) -> None:
         """What Slurm shows of one of the ids."""
         before = self._states.get(jobid, Seen())
+        self.was_seen |= bool(seen.state)
         self._states[jobid] = seen
         self._answers(jobid, seen.trouble)
         if seen.reason not in NO_REASON:
@@ -103,6 +105,7 @@ class StoryTeller:
 
     def news(self, news: News) -> None:
         """Something in a run directory, log lines excepted."""
+        self.was_seen = True
         if isinstance(news, Told):
             self._story(news.run_id, news.record, news.state)
         elif isinstance(news, Trouble):

@@ -19,7 +19,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from supervisor.cli.arguments import PATIENCE, seconds
+from supervisor.cli.arguments import PATIENCE, add_socket, seconds
+from supervisor.cli.held import on_disk
 from supervisor.cli.output import complain, refuse, sentence, tell
 from supervisor.core import codes
 from supervisor.runs.registry import NoSuchRun, find_run, later_runs, submission_of
@@ -41,7 +42,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "job",
         nargs="?",
-        help="a job's id (123, 123_4, 123_[1-9], 123+1, 123;cluster), a run's id or a run directory "
+        help="a job's id (123, 123_4, 123_[1-9], 123+1, 123;cluster), a run's id or a run directory, allocd's key "
         "(default: the job that this is)",
     )
     parser.add_argument("--wait", action="store_true", help="wait until the job is over")
@@ -50,6 +51,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--patience", type=seconds, default=PATIENCE, help="seconds to examine a doubt (default: 30)")
     parser.add_argument("-M", "--cluster", help="the cluster that the job is on (default: this one)")
+    add_socket(parser)
     parser.add_argument("--run", help="the run directory, where it cannot be found by the job's id")
     parser.add_argument("--replay", metavar="RECEIPT", help="derive the verdict again from a saved receipt")
     parser.add_argument(
@@ -154,7 +156,7 @@ def _target(args: argparse.Namespace) -> tuple[Target, list[str]]:
     from supervisor.core.parts import Target, parse_target
     from supervisor.runs.sealing import is_adopted_run, job_of
 
-    name = args.run or args.job or display_id(os.environ)
+    name = args.run or on_disk(args, args.job, job=True) or display_id(os.environ)
     if not name:
         raise NoSuchRun("which job? Name its id")
     if not args.run:

@@ -18,7 +18,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from supervisor.cli.arguments import PATIENCE, add_socket, may_be_held, seconds
+from supervisor.cli.arguments import PATIENCE, add_socket, seconds
 from supervisor.cli.interrupts import Interrupts
 from supervisor.cli.output import refuse, sentence, tell
 from supervisor.core import codes
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     from supervisor.runs.target import find_target
 
     try:
-        if may_be_held(args, args.job) and (found := _held(args)):
+        if found := _held(args):
             from supervisor.cli.accepted import wait_for_held
 
             with Interrupts() as interrupts:
@@ -114,12 +114,12 @@ def run(args: argparse.Namespace) -> int:
         return wait_for(target, options_from(args), interrupts)
 
 
-def _held(args: argparse.Namespace) -> tuple[Daemon, Document] | None:
+def _held(args: argparse.Namespace) -> tuple[Daemon | None, Document] | None:
     """What allocd holds by that name; a job's id is never that of a run that was started in somebody else's job. Raises
     NoSuchRun when one who was named does not answer."""
-    from supervisor.cli.daemon import holder
+    from supervisor.cli.held import find_held
 
-    found = holder(args, args.job)
+    found = find_held(args, args.job)
     return None if found and found[1]["kind"] == "adopted" and args.job == found[1]["jobid"] else found
 
 
@@ -223,6 +223,9 @@ def _left(target: Target, options: Options, teller: StoryTeller, printer: Printe
         text = f"the wait was left; the run goes on: pick it up with {again}"
     elif teller.was_cancelled:
         text = f"the wait was left; job {target.jobid} was cancelled and is ending: {again} tells how it ended"
+    elif not teller.was_seen and target.asked is None:
+        slurm = "Slurm could not be asked about it" if teller.away else "Slurm has not shown it"
+        text = f"the wait was left; nothing is known of job {target.jobid}: {slurm}, and no run of it is seen here"
     else:
         text = f"the wait was left; job {target.jobid} goes on: pick it up with {again}"
     return _refuse(options, printer, text, codes.INTERRUPTED)

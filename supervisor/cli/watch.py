@@ -16,16 +16,16 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from supervisor.cli.arguments import add_socket
-from supervisor.cli.daemon import Absent, Daemon, Document, code_of, daemon_needed, names_of, served_run
+from supervisor.cli.daemon import Absent, Daemon, Document, advice, code_of, daemon_at, names_of, served_run
+from supervisor.cli.held import disk_name, find_held
 from supervisor.cli.list import STATES, table
 from supervisor.cli.output import complain, put, refuse, sentence
 from supervisor.core import codes
 from supervisor.core.text import block, printable
+from supervisor.runs.registry import NoSuchRun
 
 REST: Final = 0.2  # seconds between two drawings
 
@@ -41,70 +41,96 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(args: argparse.Namespace) -> int:
     """Watch. 0 when the one allocation has ended, or the reader has left; 69 when nobody answers (any more)."""
-    from supervisor.cli.asking import NobodyAnswers, Refused
+    from supervisor.cli.asking import NobodyAnswers, NobodyThere, Refused
 
     try:
         daemon, held = _found(args)
         if not args.json and args.since is None and _can_draw():
             return _draw(daemon, held)
         return _print(args, daemon, held)
+    except NobodyThere as error:
+        return refuse(args, _instead(args, error), code_of(error))
     except (Absent, NobodyAnswers, Refused) as error:
         return refuse(args, error, code_of(error))
 
 
 def _found(args: argparse.Namespace) -> tuple[Daemon, Document | None]:
     """Who answers, and the one allocation that is wanted. Raises Absent, NobodyAnswers, Refused."""
+    from supervisor.cli.asking import NobodyThere
+
     name = args.run
     if name and os.path.isdir(name):
-        daemon = served_run(name)
-        if daemon is None:
-            raise Absent(f"run {name} does not answer for itself (`allocctl run --serve`): `allocctl wait` follows it")
-        return daemon, next(iter(daemon.allocations(list(STATES))))
-    try:
-        daemon = daemon_needed(args)
-    except Absent as error:
-        raise Absent(f"{error}; without one `allocctl wait {name}` follows it" if name else str(error)) from None
-    if not name:
-        return daemon, None
-    held = daemon.find(name)
-    if held is None:
+        return _served(name)
+    daemon = daemon_at(args)
+    if daemon is None:
+        raise NobodyThere("no allocd answers here")
+    held = daemon.find(name) if name else None
+    if name and held is None:
         raise Absent(f"allocd holds no {name} (`allocctl list --all` tells what it holds)")
     return daemon, held
+
+
+def _served(run_dir: str) -> tuple[Daemon, Document]:
+    """A run that answers for itself. Raises Absent, NobodyAnswers, Refused."""
+    daemon = served_run(run_dir)
+    if daemon is None:
+        raise Absent(f"run {run_dir} does not answer for itself (`allocctl run --serve`): `allocctl wait` follows it")
+    return daemon, _all(daemon)[0]
+
+
+def _instead(args: argparse.Namespace, error: Exception) -> str:
+    """What can be done where nobody is there."""
+    if args.socket:
+        return str(error)
+    if args.run and os.path.isdir(args.run):
+        gone = "the run's engine is gone, or on another host"
+        return f"{error}: {gone}; `allocctl status {args.run}` tells how it is, `allocctl wait {args.run}` its end"
+    text = f"{error}: {advice()}"
+    if not args.run:
+        return text
+    _, held = find_held(args, args.run) or (None, None)
+    try:
+        if held:
+            disk_name(held)
+    except NoSuchRun as none:
+        return str(none)
+    return f"{text}; without one `allocctl wait {args.run}` follows it"
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
 
 
 def _print(args: argparse.Namespace, daemon: Daemon, held: Document | None) -> int:
+    last = int(daemon.ask("GET", "/v1/health")["last_event"])
+    if held is not None:
+        held = daemon.find(held["key"]) or held  # what has come up to that event is known
     if held is not None and held["state"] == "ended" and args.since is None:
         complain(f"{names_of(held)} has ended already")
         return codes.OK
-    for event in _news(daemon, held, args.since):
+    if args.since is not None and args.since > last:
+        complain(f"the last event here is {last}, and {args.since} is none of these: all that are kept are told")
+    for event in daemon.events(held["key"] if held else None, after=last if args.since is None else args.since):
+        if event is None:
+            if held is not None and held["state"] == "ended":
+                break  # everything has been told
+            continue
         text = json.dumps(event, ensure_ascii=False) if args.json else line(event)
-        put(text.encode(errors="backslashreplace") + b"\n")
+        if text:
+            put(text.encode(errors="backslashreplace") + b"\n")
         if held is not None and event["kind"] == "ended":
             break
     return codes.OK
 
 
-def _news(daemon: Daemon, held: Document | None, since: int | None) -> Iterator[Document]:
-    """Events from now on, or behind one. What is told at first, and is older than we are, is no news."""
-    began = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    caught_up = since is not None
-    for event in daemon.events(held["key"] if held else None):
-        is_last = event is not None and event["kind"] == "ended" and held is not None
-        caught_up = caught_up or event is None or is_last or event["utc"] >= began
-        if event is not None and caught_up and event["seq"] > (since or 0):
-            yield event
-
-
 def line(event: Document) -> str:
-    """An event for people."""
+    """An event for people; "" for one that only the machine needs."""
     data: dict[str, Any] = event["data"]
     if verdict := data.get("verdict"):
         text = f"{verdict['outcome']}, exit code {verdict['code']} ({verdict['origin']}): {verdict['summary']}"
     elif event["kind"] == "record":
-        text = str(data.get("text") or data.get("record", ""))
+        text = str(data["text"])
+        if not text:
+            return ""
     else:
         known = ("text", "words", "trouble", "slurm", "reason", "how", "run_id", "jobs", "title")
         found = (data.get(name) for name in known)
@@ -149,7 +175,7 @@ def _draw(daemon: Daemon, held: Document | None) -> int:
     try:
         while True:
             listener.news.clear()
-            found = [daemon.find(held["key"]) or held] if held else list(daemon.allocations(list(STATES)))
+            found = [daemon.seek(held["key"]) or held] if held else daemon.again(lambda: _all(daemon))
             if ended is None:
                 ended = {item["key"] for item in found if item["state"] == "ended" and not held}
             printer.show(_frame([item for item in found if item["key"] not in ended], held is not None))
@@ -165,6 +191,10 @@ def _draw(daemon: Daemon, held: Document | None) -> int:
         return codes.FAILED
     finally:
         printer.close()
+
+
+def _all(daemon: Daemon) -> list[Document]:
+    return list(daemon.allocations(list(STATES)))
 
 
 def _frame(found: list[Document], ranks: bool) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -25,7 +26,7 @@ from supervisor.core.fields import Table
 from supervisor.engine.threads import in_thread
 from supervisor.service import documents, metrics, problems, requests
 from supervisor.service.interface import Allocation, Answering, Document, Refusal
-from supervisor.service.logs import Wanted, log_lines
+from supervisor.service.logs import Wanted, count_ranks, log_lines
 from supervisor.service.openapi import openapi
 from supervisor.service.problems import refuse
 from supervisor.service.requests import Parameter
@@ -289,7 +290,9 @@ async def _events(api: Api, asked: Asked) -> ASGIApp:
 async def _logs(api: Api, asked: Asked) -> ASGIApp:
     given = asked.parameters
     as_json = given["format"] == "jsonl"
-    key = api.answering.find(asked.name).key
+    allocation = api.answering.find(asked.name)
+    await _check_ranks(allocation, given["rank"])
+    key = allocation.key
     wanted = Wanted(given["rank"], given["kind"], given["follow"], given["tail"], as_json)
     lines = log_lines(lambda: api.answering.find(key), wanted, api.streams.closing)
 
@@ -298,6 +301,16 @@ async def _logs(api: Api, asked: Asked) -> ASGIApp:
             await send_stream(scope, receive, send, lines, api.streams, JSON_LINES if as_json else TEXT)
 
     return stream
+
+
+async def _check_ranks(allocation: Allocation, asked: Sequence[int]) -> None:
+    """Raises Refusal (404) for a rank that the run does not have. Before there is a run nobody is refused."""
+    count = len(allocation.ranks)
+    if asked and not count and allocation.run_dir:
+        with suppress(OSError):  # it is read again for its logs, and then it is told
+            count = await in_thread(count_ranks, allocation.run_dir, limit=READ_LIMIT)
+    if asked and count and max(asked) >= count:
+        raise refuse("not_found", f"{allocation.key} has no rank {max(asked)}: it has {count}, from 0 on")
 
 
 async def _receipt(api: Api, asked: Asked) -> Response:

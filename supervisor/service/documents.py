@@ -90,7 +90,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
         }
     ),
     "Event": _versioned(_of(Event)),
-    "Health": _versioned({}),
+    "Health": _versioned({"last_event": {"type": "integer", "description": "its number; 0 when there was none yet"}}),
     "Receipt": {"type": "object"},
     "Problem": _object(
         {

@@ -367,6 +367,11 @@ class Holder:
             if not idempotent:
                 raise Refusal(409, "conflict", "it has ended" if life.ended else "that was asked for already")
             return self._answer(life)
+        if how == "stop" and life.state.kind == "followed" and not life.state.live:
+            text = (
+                f"job {life.state.jobid} has no run that could end in order: only who made it cancels it, with scancel"
+            )
+            raise Refusal(409, "conflict", text)
         line = life.hear(ev.StopAsked(how))
         try:
             await asyncio.wait_for(asyncio.shield(line), WRITE_LIMIT if not self._book.trouble else 0.5)
@@ -397,6 +402,7 @@ class Holder:
             "since": self._since,
             "allocations": {state: int(count) for state, count in self._by_state().items()},
             "limit": self._world.settings.limit,
+            "last_event": self._told.last,
             "wrong": wrong,
         }
 

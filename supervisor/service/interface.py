@@ -96,6 +96,13 @@ class Refusal(Exception):
         self.status, self.kind, self.text, self.more = status, kind, text, more
 
 
+def none_yet(seq: int, last: int) -> Refusal:
+    """Who has seen an event that has not been is told so: what it knows is of a state that was removed, and it would
+    wait for a number whose events it has missed."""
+    text = f"there was no event {seq} yet, the last one is {last}: the state that told of it is gone; begin anew"
+    return Refusal(410, "gone", text, last=last)
+
+
 class Answering(Protocol):
     """Who answers. Every method is called in the event loop and may raise Refusal."""
 
@@ -121,10 +128,11 @@ class Answering(Protocol):
     def events(self, after: int | None, key: str | None = None) -> AsyncGenerator[Event, None]:
         """Events with a greater number (None: from the oldest that is kept), those that are known first, then as they
         come, until the generator is closed or nothing more can come. Raises Refusal (410), already when it is called,
-        when `after` is older than what is kept. `key`: only this allocation's."""
+        when `after` is older than what is kept, or was never told here. `key`: only this allocation's."""
 
     def health(self) -> Document:
-        """How the one who answers is: version, host, pid, since when, how many allocations by state, what is wrong."""
+        """How the one who answers is: version, host, pid, since when, how many allocations by state, what is wrong,
+        the number of the last event."""
 
     def metrics(self) -> bytes:
         """Prometheus' text format."""

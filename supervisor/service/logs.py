@@ -18,6 +18,7 @@ from typing import Final
 
 from supervisor.engine.threads import in_thread
 from supervisor.runs.growing import Lines, Logs
+from supervisor.runs.papers import opening_of
 from supervisor.service.interface import Allocation
 from supervisor.service.problems import refuse
 
@@ -100,6 +101,12 @@ class _Run:
             document = {"schema_version": 1, "run": os.path.basename(self.directory), "file": name}
             return json.dumps({**document, "text": line.decode(errors="replace")}).encode() + b"\n"
         return line + b"\n" if self.wanted.one else os.fsencode(f"{name}: ") + line + b"\n"
+
+
+def count_ranks(run_dir: str) -> int:
+    """How many ranks a run has, by the first line of its journal; 0 when that cannot be told. Blocks."""
+    opening, _ = opening_of(run_dir)
+    return len(opening["nodes"]) if opening and isinstance(opening.get("nodes"), list) else 0
 
 
 async def log_lines(

@@ -114,7 +114,12 @@ LIST: Final = (
     Parameter("after", KEY, "the `next` of the answer before"),
 )
 EVENTS: Final = (
-    Parameter("after", SEQ, "the last event that is known already (default: tell all that are kept)"),
+    Parameter(
+        "after",
+        SEQ,
+        "the last event that is known already (default: tell all that are kept; `last_event` of /v1/health: only what "
+        "comes). 410 when it is older than what is kept, or was never told here: the state it is of is gone",
+    ),
     Parameter("Last-Event-ID", SEQ, "the same, as clients send that connect again; it counts", where="header"),
 )
 LOGS: Final = (

@@ -35,6 +35,7 @@ from supervisor.service.interface import (
     Refusal,
     State,
     SubmitRequest,
+    none_yet,
 )
 from supervisor.service.sockets import Listener, Unusable, listen, runtime_directory
 
@@ -204,7 +205,13 @@ class ServedRun:
 
     def events(self, after: int | None, key: str | None = None) -> AsyncGenerator[Event, None]:
         """See `interface.Answering`. All of them are kept."""
+        if (after or 0) > self._last_event:
+            raise none_yet(after or 0, self._last_event)
         return self._events(after or 0)
+
+    @property
+    def _last_event(self) -> int:
+        return self._run.records[-1].seq + self._over.is_set()
 
     async def _events(self, after: int) -> AsyncGenerator[Event, None]:
         while True:
@@ -236,6 +243,7 @@ class ServedRun:
             "pid": os.getpid(),
             "since": self._run.records[0].utc,
             "allocations": {state: int(count) for state, count in self._by_state().items()},
+            "last_event": self._last_event,
             "wrong": [self._run.journal_trouble] if self._run.journal_trouble else [],
         }
 

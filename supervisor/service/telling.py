@@ -19,7 +19,7 @@ from supervisor.core.events import Event as KeptEvent
 from supervisor.core.events import encode
 from supervisor.core.kept import Kept
 from supervisor.service.found import Line
-from supervisor.service.interface import Event, Refusal
+from supervisor.service.interface import Event, Refusal, none_yet
 
 KEPT: Final = 20_000
 
@@ -83,6 +83,11 @@ class Told:
         self._closed = True
         self._news.set()
 
+    @property
+    def last(self) -> int:
+        """The number of the last event; 0 before there is one."""
+        return self._events[-1].seq if self._events else self._forgotten
+
     def after(self, seq: int | None, key: str | None) -> AsyncGenerator[Event, None]:
         """Events with a greater number, then those to come. Raises Refusal (410)."""
         first = self._forgotten if seq is None else seq
@@ -92,6 +97,8 @@ class Told:
     def _check(self, seq: int) -> None:
         if seq < self._forgotten:
             raise Refusal(410, "gone", f"events up to {self._forgotten} are not kept any more", oldest=self._forgotten)
+        if seq > self.last:
+            raise none_yet(seq, self.last)
 
     async def _read(self, seq: int, key: str | None) -> AsyncGenerator[Event, None]:
         while True:

@@ -14,6 +14,7 @@ from supervisor.service.logs import TAIL
 from tests.service.client import ask, connected, request
 from tests.service.test_api import problem
 from tests.service.world import World, served
+from tests.unit.test_follow import make_run
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +70,29 @@ async def test_events_that_are_not_kept_are_told_before_the_stream_begins(tmp_pa
             body = (await ask(path, "GET", target)).body.decode()
             assert [int(line[4:]) for line in body.splitlines() if line.startswith("id: ")] == expected
         assert problem(await ask(path, "GET", "/v1/allocations/nobody/events"))[:2] == (404, "not_found")
+
+
+async def test_a_rank_that_the_run_does_not_have(tmp_path: Path) -> None:
+    """Known by the journal, where nothing else tells; before there is a run nobody is refused."""
+    world = World()
+    world.put(state="ended", run_dir=str(make_run(tmp_path, "1001")))
+    world.put(state="ended", ranks=({"rank": 0},))
+    world.put(state="ended")
+    async with served(world, tmp_path) as (_, path):
+        for name, rank, status in (("a1", 1, 200), ("a1", 2, 404), ("a2", 0, 200), ("a2", 9, 404), ("a3", 9, 200)):
+            answer = await ask(path, "GET", f"/v1/allocations/{name}/logs?rank=0&rank={rank}")
+            assert answer.status == status, (name, rank)
+
+
+async def test_events_that_never_were_are_not_waited_for(tmp_path: Path) -> None:
+    """Who has seen 41 of a state that was removed would miss 40 of the new one."""
+    world = World(endless=False)
+    world.put()
+    await world.tell("a1")
+    async with served(world, tmp_path) as (_, path):
+        assert problem(await ask(path, "GET", "/v1/events?after=2"))[:2] == (410, "gone")
+        assert problem(await ask(path, "GET", "/v1/events", Last_Event_ID="41"))[:2] == (410, "gone")
+        assert (await ask(path, "GET", "/v1/events?after=1")).body == b"retry: 1000\n\n"
 
 
 async def test_a_silent_stream_has_a_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

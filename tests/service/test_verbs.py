@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from supervisor.service.place import OWNER, Owner
 from tests.service.desk import Desk
 from tests.service.running import until
 from tests.service.world import World
+from tests.unit.test_follow import make_run
 
 ENDED = {"outcome": "failure", "code": 7, "origin": "native", "reason": "native", "summary": "rank 0 ended with 7"}
 
@@ -78,6 +80,15 @@ def test_list_reads_all_pages(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> No
     for _ in range(5):
         desk.do(desk.world.put)
     assert len(desk.say("list", "-q").out.split()) == 5
+
+
+def test_runs_are_listed_in_the_order_of_their_numbers(nobody: Desk, home: Path) -> None:
+    registry = home / "state/allocd/runs"
+    registry.mkdir(parents=True)
+    ids = ["9", "9.r2", "9.r10", "10", "10_2", "10_11", "local-1"]
+    for run_id in ids:
+        (registry / run_id).symlink_to(make_run(home / "runs", run_id))
+    assert [item["key"] for item in nobody.say("list", "--json").document["allocations"]] == ids
 
 
 def test_list_without_a_daemon(nobody: Desk, home: Path) -> None:
@@ -137,6 +148,24 @@ def test_another_login_node_is_named(nobody: Desk, home: Path) -> None:
     (place / OWNER).write_text(json.dumps(asdict(Owner("login7", "boot", 1, 1, "2026-01-02T03:04:05Z"))))
     for words in (["status", "4711"], ["stop", "4711"], ["watch"], ["list"]):
         assert "login7 (since 2026-01-02T03:04:05Z): ask there" in nobody.say(*words).err, words
+
+
+@pytest.mark.slow
+def test_verbs_that_work_on_the_disk_take_a_key(desk: Desk, talked: dict[str, str]) -> None:
+    desk.do(desk.world.put, "served", state="ended", verdict=ENDED, **talked)
+    for verb in ("receipt", "explain", "verify", "artifacts", "collect"):
+        by_key, by_path = desk.say(verb, "a1"), desk.say(verb, talked["run_dir"])
+        assert by_key.code == 0 and (verb, by_key.out) == (verb, by_path.out), by_key
+    desk.do(desk.world.put, state="queued", jobid=None)
+    assert "a2 has no job yet: queued" in desk.say("receipt", "a1", "a2").err
+    assert desk.say("receipt", "nothing").code == codes.UNREACHABLE
+
+
+@pytest.mark.slow
+def test_an_array_is_told_by_its_tasks(desk: Desk, talked: dict[str, str]) -> None:
+    """That one of them was seen last makes it no better than the others."""
+    desk.do(desk.world.put, jobid="4711", run_id="4711_3", run_dir=talked["run_dir"])
+    assert desk.say("status", "a1").out.startswith("a1 (job 4711, run 4711_3)  bench\nrunning")
 
 
 # --- stop -------------------------------------------------------------------------------------------------------------
@@ -216,6 +245,40 @@ def test_events_go_on_after_a_daemon_was_away(home: Path, capfd: pytest.CaptureF
     assert seen == [1, 2, 3]
 
 
+def test_watch_begins_now_and_tells_a_number_that_never_was(desk: Desk) -> None:
+    for _ in range(2):
+        desk.do(desk.world.put)
+    for key in ("a1", "a2"):
+        desk.do(desk.world.tell, key, "state", state="running")
+    desk.do(desk.world.change, "a2", state="ended")
+    assert desk.say("watch", "a2", "--json").out == ""
+    desk.do(desk.world.tell, "a1", "ended", verdict=ENDED)
+    desk.do(desk.world.change, "a1", state="ended")
+    said = desk.say("watch", "a1", "--since", "41", "--json")
+    assert "the last event here is 3, and 41 is none of these" in said.err
+    assert [json.loads(line)["seq"] for line in said.out.splitlines()] == [1, 3]
+
+
+def test_watch_tells_no_records_that_have_no_sentence(desk: Desk) -> None:
+    desk.do(desk.world.put)
+    desk.do(desk.world.tell, "a1", "record", record="StepSpawned", text="")
+    desk.do(desk.world.tell, "a1", "record", record="RankStarted", text="rank 0 started (pid 7)")
+    desk.do(desk.world.tell, "a1", "ended", verdict=ENDED)
+    said = desk.say("watch", "a1", "--since", "0")
+    assert [line.split(maxsplit=2)[2][:6] for line in said.out.splitlines()] == ["record", "ended "]
+    assert len(desk.say("watch", "a1", "--since", "0", "--json").out.splitlines()) == 3
+
+
+def test_a_run_that_answers_no_more_is_told_so(nobody: Desk, home: Path) -> None:
+    run = home / "run"
+    run.mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(home / "left.sock"))
+    (run / "ctl.path").write_text(f"{home / 'left.sock'}\n")
+    said = nobody.say("watch", run)
+    assert said.code == codes.UNREACHABLE and f"`allocctl status {run}` tells how it is" in said.err
+
+
 # --- logs, adopt, submit ----------------------------------------------------------------------------------------------
 
 
@@ -264,6 +327,29 @@ def test_logs_go_on_without_the_daemon(
 
 
 @pytest.mark.slow
+def test_logs_wait_for_a_daemon_that_is_started_anew(
+    home: Path, capfd: pytest.CaptureFixture[str], talked: dict[str, str]
+) -> None:
+    first, second = Desk(home, capfd), Desk(home, capfd)
+    with first.open():
+        first.do(first.world.put, state="queued", jobid=None)
+        argv = [sys.executable, "-m", "supervisor.cli.main", "logs", "-f", "a1", "--kind=out", "--socket", first.path]
+        verb = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        until(lambda: b'allocd_streams{kind="all"} 1.0' in first.world.metrics(), "a reader of its logs")
+    with second.open():
+        second.do(second.world.put, "adopted", state="ended", verdict=ENDED, **talked)
+        out, said = verb.communicate(timeout=30)
+    assert verb.returncode == 0, said
+    assert [line.split("/")[-1] for line in out.splitlines()] == ["rank-0.all.out: one"]
+
+
+def test_logs_of_a_rank_that_is_not_there(desk: Desk) -> None:
+    desk.do(desk.world.put, run_id="1001", ranks=({"rank": 0},))
+    said = desk.say("logs", "-f", "a1", "--rank", "9")
+    assert said.code == codes.UNREACHABLE and "a1 has no rank 9: it has 1, from 0 on" in said.err
+
+
+@pytest.mark.slow
 def test_adopt(desk: Desk, home: Path, talked: dict[str, str]) -> None:
     world, asked = desk.world, []
 
@@ -281,6 +367,33 @@ def test_adopt(desk: Desk, home: Path, talked: dict[str, str]) -> None:
     assert (asked[0].jobid, asked[0].directory) == ("4711", str(home / "there"))
     followed = desk.say("adopt", "4711", "plan.toml")
     assert followed.code == 0 and "success" in followed.err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_no_verb_succeeds_that_could_not_say_it(desk: Desk, home: Path, talked: dict[str, str]) -> None:
+    """/dev/full takes nothing. What a verb is called for is on stdout, and a success of which nobody heard is none."""
+    desk.do(desk.world.put, "adopted", state="ended", verdict=ENDED, **talked)
+    desk.do(desk.world.put, state="queued", jobid=None)
+    run, plan = talked["run_dir"], str(home / "plan.toml")
+    verbs = [
+        ["list", "--all"], ["list", "-q"], ["list", "--json"], ["watch", "a1", "--since=0", "--json"],
+        ["status", "a1"], ["status", "a2"], ["status", run, "--json"], ["stop", "a2", "--json"],
+        ["wait", run, "--json"], ["logs", run], ["logs", "-f", "a1"],
+        ["verify", run], ["verify", run, "--json"], ["explain", run], ["receipt", run], ["receipt", run, "--path"],
+        ["receipt", run, "--junit=-"], ["artifacts", run], ["collect", run, "--json"], ["check", plan],
+        ["check", "--schema"], ["submit", "--dry-run", plan], ["submit", plan], ["run", "--local", "--dry-run", plan],
+        ["service", "status"], ["service", "status", "--json"], ["marker", "--help"], ["--version"],
+    ]  # fmt: skip
+    desk.do(desk.world.tell, "a1", "ended", verdict=ENDED)
+    main = [sys.executable, "-m", "supervisor.cli.main"]
+    with ThreadPoolExecutor(2) as pool, open("/dev/full", "w") as full:
+        pipe = subprocess.PIPE
+
+        def call(words: list[str]) -> subprocess.CompletedProcess[str]:
+            return subprocess.run([*main, *words], stdout=full, stderr=pipe, text=True, timeout=60)
+
+        for done in pool.map(call, verbs):
+            assert done.returncode not in (0, codes.FAULT) and "No space left on device" in done.stderr, done
 
 
 def test_an_answer_that_was_lost_is_asked_for_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

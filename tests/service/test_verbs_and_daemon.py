@@ -87,7 +87,7 @@ def test_a_job_is_stopped_and_cancelled_without_a_daemon(tmp_path: Path, slurm: 
     assert early.code == codes.UNREACHABLE and f"`allocctl stop --cancel {jobid}`" in early.err
     slurm.put("4711", [(0, "RUNNING")])
     foreign = node.say("stop", "--cancel", "4711")
-    assert foreign.code == codes.UNREACHABLE and "no run '4711'" in foreign.err
+    assert foreign.code == codes.CONFIG and "job 4711 was not submitted by allocctl here" in foreign.err
     run = make_run(node.base, jobid)
     journal = run / "journal.jsonl"
     journal.write_text(journal.read_text().replace("/run", str(run)))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +23,7 @@ from supervisor.service.interface import (
     Kind,
     Refusal,
     SubmitRequest,
+    none_yet,
 )
 from supervisor.service.metrics import Metrics
 from supervisor.service.server import Server
@@ -36,6 +39,7 @@ class World:
     def __init__(self, *, endless: bool = True, kept: int = 100_000) -> None:
         self.meter = Metrics()
         self.meter.gauge("allocd_allocations", "Allocations, by state.", "state", self.states)
+        self._since = datetime.now(UTC).isoformat()
         self.waiting = 0  # readers of events that know all there is
         self._held: dict[str, Allocation] = {}
         self._asked: dict[str, tuple[Any, str]] = {}
@@ -75,6 +79,10 @@ class World:
         async with self._news:
             self._endless = False
             self._news.notify_all()
+
+    @property
+    def last(self) -> int:
+        return self._dropped + len(self._events)
 
     def states(self) -> dict[str, float]:
         return {**dict.fromkeys(STATES, 0), **Counter(item.state for item in self._held.values())}
@@ -123,6 +131,8 @@ class World:
     def events(self, after: int | None, key: str | None = None) -> AsyncGenerator[Event, None]:
         if after is not None and after < self._dropped:
             raise Refusal(410, "gone", f"events up to {self._dropped} are not kept any more")
+        if (after or 0) > self.last:
+            raise none_yet(after or 0, self.last)
         return self._told(self._dropped if after is None else after, key)
 
     async def _told(self, after: int, key: str | None) -> AsyncGenerator[Event, None]:
@@ -143,7 +153,13 @@ class World:
                         self.waiting -= 1
 
     def health(self) -> Document:
-        return {"kind": "world", "states": self.states()}
+        return {
+            "kind": "world",
+            "pid": os.getpid(),
+            "since": self._since,
+            "states": self.states(),
+            "last_event": self.last,
+        }
 
     def metrics(self) -> bytes:
         return self.meter.render()

@@ -334,7 +334,7 @@ def test_quick_verbs_import_little(ended: Callable[[str], Run]) -> None:
             "supervisor.core",
             "supervisor.runs",
         }
-        verbs = {"main", "output", "arguments", "runner", "status", "explain", "receipt", "logs", "check"}
+        verbs = {"main", "output", "arguments", "held", "runner", "status", "explain", "receipt", "logs", "check"}
         read = {f"supervisor.runs.{name}" for name in ("registry", "papers", "saved", "growing")}
         below = {"supervisor.core.codes", "supervisor.core.text", *read}
         assert ours <= {f"supervisor.cli.{name}" for name in verbs} | below
