@@ -203,7 +203,7 @@ class Steps:
                 found[f"mute {place.rank}"] = partial(self.mute, place)
             if place.mute:
                 found[f"unmute {place.rank}"] = partial(self._unmute, place)
-                if self.falls_silent_at(place) <= self.next_due:
+                if self.falls_silent_at(place) < self.next_due:  # neither of them may ever be
                     found[f"silence {place.rank}"] = partial(self.fall_silent, place)
         return found
 
