@@ -13,11 +13,18 @@ from supervisor.core.answers import Answer
 from supervisor.engine import receipts
 from supervisor.runs.adopted import settle
 from supervisor.scheduler.client import Queue
+from supervisor.scheduler.inquiry import Pace
 from tests.unit.test_receipt import adopted, completed, with_steps
 from tests.unit.test_run import TERM, Run
 
 DONE = ["COMPLETED|0:0"] * 3
 RUNNING = ["RUNNING|0:0"] * 3
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm is asked again at once."""
+    monkeypatch.setattr("supervisor.runs.adopted.USUAL", Pace(first=0.01))
 
 
 class Slurm:

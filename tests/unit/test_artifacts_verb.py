@@ -293,6 +293,7 @@ def test_what_several_contracts_come_to(ends: list[tuple[str, str | None]], code
     assert exit_code([{**item, "required": False} for item in contracts]) == 0
 
 
+@pytest.mark.slow  # a deadline is a second at least
 @pytest.mark.parametrize(
     ("deadlines", "code", "state"),
     [

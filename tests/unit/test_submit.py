@@ -140,7 +140,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """sbatch gets little time."""
-    monkeypatch.setattr(submitting, "Sbatch", functools.partial(Sbatch, deadline=1))
+    monkeypatch.setattr(submitting, "Sbatch", functools.partial(Sbatch, deadline=0.5))
 
 
 @pytest.fixture
@@ -331,7 +331,7 @@ def test_an_allocctl_that_does_not_fit(site: Site, text: str, said: str) -> None
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (f"job 12; {LONG}", "sbatch did not answer within 1 s"),
+        (f"job 12; {LONG}", "sbatch did not answer within 0.5 s"),
         (f"job 12; {DIES}", "sbatch ended with -9"),
         ("job 12; echo hello", "sbatch --parsable must print an id, found 'hello"),
         ('job 12; echo "sbatch: error: Socket timed out on send/recv operation" >&2; exit 1', "Socket timed out"),

@@ -174,7 +174,7 @@ async def test_a_receipt_hurries_the_poller(base: Path) -> None:
     """Slurm would be asked once a minute; when the run is over it is asked at once, and a few times."""
     bench = Bench(base, {"7": job((0, "RUNNING"))})
     bench.slurm.lag = 0.0
-    slow = Poller(bench.slurm, pace=Pace(fast=60.0, slow=60.0))
+    slow = Poller(bench.slurm, pace=Pace(fast=60.0, slow=60.0, closest=0.02))
     run = make_run(base, "7")
     wait = Wait(
         bench.target,
