@@ -76,7 +76,6 @@ def host(tmp_path: Path) -> Iterator[Host]:
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
         "XDG_RUNTIME_DIR": str(tmp_path / "run"),
         "PYTHONPATH": os.getcwd(),
-        "PYTHONDONTWRITEBYTECODE": "1",
     }
     made = Host(tmp_path, environ, tmp_path / "run" / "allocd" / "ctl.sock")
     yield made
