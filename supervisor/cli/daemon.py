@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import re
 import stat
@@ -40,6 +39,7 @@ SILENCE: Final = 45.0  # seconds: a stream that lives says something each 15
 AWAY: Final = 30.0  # seconds that one which has answered may be away: it is started anew
 PAUSE: Final = 0.5
 PAGE: Final = 1000
+UNAVAILABLE: Final = 503  # of HTTP: it is about to end, or cannot start, and will be another soon
 SETTLED: Final = ("pending", "running", "ending", "ended")
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+\-]{0,127}")
@@ -122,7 +122,7 @@ class Daemon:
     def again(self, ask: Callable[[], T]) -> T:
         """An answer of one who has answered before: while it is away it is waited for, and asked again. Raises
         NobodyAnswers when it stays away, Refused."""
-        from supervisor.cli.asking import NobodyAnswers
+        from supervisor.cli.asking import NobodyAnswers, Refused
 
         deadline = time.monotonic() + AWAY
         while True:
@@ -131,19 +131,22 @@ class Daemon:
             except NobodyAnswers as error:
                 if time.monotonic() > deadline:
                     raise NobodyAnswers(str(error)) from None
+            except Refused as refused:
+                if refused.status != UNAVAILABLE or time.monotonic() > deadline:
+                    raise
             time.sleep(PAUSE)
 
     def events(
         self, name: str | None = None, deadline: float | None = None, after: int | None = None
     ) -> Generator[Document | None]:
         """Events of one allocation, or of all, behind number `after` (else, or if that cannot be, from the oldest that
-        is kept), and None for each sign of life without one. One who goes away is waited for. `deadline`: of the
-        monotonic clock, at which they end. Raises NobodyAnswers, Refused."""
+        is kept), and None for each sign of life without one. They are of one who has answered before, and is waited for
+        while it is away. `deadline`: of the monotonic clock, at which they end. Raises NobodyAnswers, Refused."""
         from supervisor.cli.asking import NobodyAnswers, Refused
 
         target = f"{allocation(name)}/events" if name else "/v1/events"
         last = after
-        heard = -math.inf
+        heard = time.monotonic()  # it was asked before: that it goes away now is no other matter
         while deadline is None or time.monotonic() < deadline:
             try:
                 for found in self._stream(target, last, deadline):
@@ -154,6 +157,9 @@ class Daemon:
                 if time.monotonic() - heard > AWAY:
                     raise
             except Refused as refused:
+                if refused.status == UNAVAILABLE and time.monotonic() - heard <= AWAY:
+                    time.sleep(PAUSE)
+                    continue
                 if refused.status != 410 or last is None:
                     raise
                 last = None  # too long ago, or of a state that is gone: what is kept now is told
@@ -216,7 +222,10 @@ def holder(args: argparse.Namespace, name: str | None) -> tuple[Daemon, Document
     try:
         document = daemon.find(name)
     except Refused as error:
-        raise Absent(f"{daemon.path} answers: {error}") from None
+        if args.socket or error.status != UNAVAILABLE:
+            raise Absent(f"{daemon.path} answers: {error}") from None
+        complain(f"{error}: told by what is on the disk")
+        return None
     except NobodyAnswers as error:
         if args.socket:
             raise Absent(str(error)) from None
@@ -224,6 +233,8 @@ def holder(args: argparse.Namespace, name: str | None) -> tuple[Daemon, Document
             complain(f"{error}: told by what is on the disk")
         return None
     cluster = getattr(args, "cluster", None)
+    if document and document["state"] == "damaged" and name != document["key"]:
+        return None  # the disk and Slurm know more of its job or run
     if document is None or (cluster and document["cluster"] not in (None, cluster)):
         return None
     return daemon, document

@@ -93,8 +93,8 @@ def no_job(held: Document) -> NoSuchRun:
 
 
 def written(held: Document) -> str:
-    """Of an allocation as its book tells, that it is; else nothing."""
-    if not held.get("as_of"):
+    """Of an allocation as its book tells, that it is so; nothing of what changes no more."""
+    if not held.get("as_of") or held["state"] == "ended":
         return ""
     from supervisor.cli.daemon import advice
 

@@ -16,7 +16,7 @@ from supervisor.cli.output import complain, refuse, tell
 from supervisor.core import codes
 from supervisor.core.text import printable
 
-STATES: Final = ("queued", "submitting", "pending", "running", "ending", "ended")
+STATES: Final = ("queued", "submitting", "pending", "running", "ending", "damaged", "ended")
 HEAD: Final = ("KEY", "JOB", "STATE", "SLURM", "NAME", "RUN", "")
 
 
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         return refuse(args, error, code_of(error))
     held = found is not None
     if found is None:
-        known = "its allocations as of when one wrote last, and the runs that are known on this disk"
+        known = "what its books told last, and the runs that are known on this disk"
         complain(f"no allocd answers here ({advice()}): these are {known}")
         found = [item for item in on_disk() if item["state"] in states and args.name in (None, item["name"])]
     if args.json:

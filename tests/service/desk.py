@@ -19,16 +19,19 @@ LIMIT = 20.0
 
 
 class Desk:
-    """The thread, and who answers in it."""
+    """The thread, and who answers in it. `begin` is done to its world before anybody can ask."""
 
-    def __init__(self, directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
-        self._directory, self._capfd = directory, capfd
+    def __init__(
+        self, directory: Path, capfd: pytest.CaptureFixture[str], begin: Callable[[World], object] = lambda world: None
+    ) -> None:
+        self._directory, self._capfd, self._begin = directory, capfd, begin
         self._up, self._down = threading.Event(), asyncio.Event()
         self.path = ""
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.world = World()
+        self._begin(self.world)
         async with served(self.world, self._directory) as (_, self.path):
             self._up.set()
             await self._down.wait()

@@ -20,6 +20,7 @@ from supervisor.cli import asking
 from supervisor.cli.accepted import hand_over
 from supervisor.cli.daemon import Daemon
 from supervisor.core import codes
+from supervisor.core.events import Event
 from supervisor.service.interface import AdoptRequest, Allocation
 from supervisor.service.place import OWNER, Owner
 from tests.service.desk import Desk
@@ -27,6 +28,7 @@ from tests.service.running import until
 from tests.service.world import World
 from tests.unit.test_follow import make_run
 
+EVENTS = {kind.__name__ for kind in Event.__subclasses__()}
 ENDED = {"outcome": "failure", "code": 7, "origin": "native", "reason": "native", "summary": "rank 0 ended with 7"}
 
 
@@ -259,6 +261,22 @@ def test_watch_begins_now_and_tells_a_number_that_never_was(desk: Desk) -> None:
     assert [json.loads(line)["seq"] for line in said.out.splitlines()] == [1, 3]
 
 
+@pytest.mark.slow
+def test_watch_waits_for_a_daemon_that_goes_away_before_anything_has_happened(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (Desk(home, capfd, lambda world: world.put()) for _ in range(2))
+    with first.open():
+        argv = [sys.executable, "-m", "supervisor.cli.main", "watch", "a1", "--socket", first.path]
+        verb = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        until(lambda: first.world.waiting, "a reader of its events")
+    with second.open():
+        until(lambda: second.world.waiting, "the same reader")
+        second.do(second.world.tell, "a1", "ended", state="ended", verdict=ENDED)
+        out, said = verb.communicate(timeout=30)
+    assert (verb.returncode, said) == (0, "") and "failure, exit code 7" in out
+
+
 def test_watch_tells_no_records_that_have_no_sentence(desk: Desk) -> None:
     desk.do(desk.world.put)
     desk.do(desk.world.tell, "a1", "record", record="StepSpawned", text="")
@@ -330,14 +348,13 @@ def test_logs_go_on_without_the_daemon(
 def test_logs_wait_for_a_daemon_that_is_started_anew(
     home: Path, capfd: pytest.CaptureFixture[str], talked: dict[str, str]
 ) -> None:
-    first, second = Desk(home, capfd), Desk(home, capfd)
+    first = Desk(home, capfd, lambda world: world.put(state="queued", jobid=None))
+    second = Desk(home, capfd, lambda world: world.put("adopted", state="ended", verdict=ENDED, **talked))
     with first.open():
-        first.do(first.world.put, state="queued", jobid=None)
         argv = [sys.executable, "-m", "supervisor.cli.main", "logs", "-f", "a1", "--kind=out", "--socket", first.path]
         verb = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         until(lambda: b'allocd_streams{kind="all"} 1.0' in first.world.metrics(), "a reader of its logs")
     with second.open():
-        second.do(second.world.put, "adopted", state="ended", verdict=ENDED, **talked)
         out, said = verb.communicate(timeout=30)
     assert verb.returncode == 0, said
     assert [line.split("/")[-1] for line in out.splitlines()] == ["rank-0.all.out: one"]
@@ -439,8 +456,13 @@ def test_a_run_that_answers_for_itself(nobody: Desk, home: Path, short: str) -> 
             assert watcher.stdout is not None
             assert "run local-" in watcher.stdout.readline()
             assert nobody.say("list", "-q", "--socket", server).out == f"{run.name}\n"
+            last = asking.ask(server, "GET", "/v1/health")["last_event"]
+            with pytest.raises(asking.Refused) as never:
+                asking.ask(server, "GET", f"/v1/events?after={last + 1000}")
+            assert never.value.status == 410
             assert nobody.say("stop", run.name, "--socket", server).code == 0
-            last = watcher.communicate(timeout=30)[0].splitlines()[-1]
+            *lines, last = watcher.communicate(timeout=30)[0].splitlines()
+            assert not [line for line in lines if line.split()[-1] in EVENTS]
         assert watcher.returncode == 0 and "ended       failure, exit code 143" in last
         engine.communicate(timeout=30)
     assert engine.returncode == codes.STOPPED
