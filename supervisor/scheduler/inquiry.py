@@ -7,7 +7,7 @@ answers, says how long to pause before the next ones, and when it is over. Each 
 - **life**: Slurm says that the job is not over. Every clock begins again.
 - **doubt**: Slurm answered, and its answers prove nothing yet (an end that was read once, books that differ, a job that
   nobody knows). Readings follow each other quickly, for accounting is a tenth of a second late; a doubt that has lasted
-  `patience` seconds is the answer.
+  `patience` seconds is the answer. It begins with the first answer, however long that was waited for.
 - **silence**: Slurm could not be asked. That says nothing about the job, so it uses up no patience where `outage`
   seconds are given for it; pauses grow to `Pace.away`, for a controller in trouble is not helped by questions.
 
@@ -100,8 +100,8 @@ class Inquiry:
         heard = self._meaning(truth, new)
         if heard == "life":
             self.lived(now)
-        elif (before := self.heard or heard) != "life":  # the time since then belongs to what was heard then
-            self._spent[before] += now - self._at
+        elif self.heard in ("doubt", "silence"):  # the time since then belongs to what was heard then
+            self._spent[self.heard] += now - self._at
         if self.heard == "life" != heard:  # its end may be a moment old: look closely
             self._grown = self._pace.first
         self._at, self.heard = now, heard

@@ -321,6 +321,19 @@ async def test_accounting_alone_settles_an_end_while_the_controller_is_away() ->
     assert "the controller could not be asked about this end" in truths["7"].notes
 
 
+async def test_waiting_for_the_first_question_is_no_doubt() -> None:
+    """A job that is followed while the controller is away has ended and is forgotten when it is asked about at last."""
+    slurm = Slurm({"1": job((0, "RUNNING"))}, controller_away=span((100, 1000)), memory=10.0)
+    stage = Stage(slurm)
+    slurm.at(950, lambda: stage.follow("7"))
+    slurm.at(951, lambda: slurm.jobs.update({"7": job((951, "RUNNING"), (952, "COMPLETED"))}))
+    await stage.run(until=1200)
+    first = next(at for at in slurm.times("sacct") if at > 1000)
+    assert first - 950 > PACE.patience
+    truth = stage.follows["7"].truth
+    assert truth is not None and truth.succeeded
+
+
 async def test_an_outage_has_an_end() -> None:
     truths, stage = await follow_all(
         Slurm({"7": job((0, "PENDING"))}, controller_away=span((50, FOREVER)), lag=FOREVER)
