@@ -77,7 +77,8 @@ def test_what_it_prints_of_a_job_is_what_slurm_printed(name: str, moment: int, t
     shown, queue, book = (said_by(case, moment, who) for who in ("scontrol", "squeue", "sacct"))
     slurm = FakeSlurm(tmp_path / "slurm")
     tell(slurm, shown, by=book.stdout.split("|")[1].removeprefix("CANCELLED") if "by" in book.stdout else "")
-    assert (ask(slurm, queue.argv).stdout, ask(slurm, queue.argv).returncode) == (queue.stdout, queue.returncode)
+    listed = ask(slurm, queue.argv)
+    assert (listed.stdout, listed.returncode) == (queue.stdout, queue.returncode)
     assert ask(slurm, book.argv).stdout == book.stdout
     printed = ask(slurm, shown.argv)
     assert record_of(shown, printed.stdout) == record_of(shown, shown.stdout)
