@@ -40,6 +40,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("supervisor.cli.daemon.PAUSE", 0.02)
+    monkeypatch.setattr("supervisor.service.stream.LAST_WORDS", 0.05)
     return tmp_path
 
 
