@@ -66,7 +66,7 @@ def follow(
         if standing(held) != told and held["state"] != "ended":
             told = standing(held)
             say(f"{names_of(held)}: {told}" + (f": {held['trouble']}" if held["trouble"] else ""))
-        if held["state"] == "ended" or enough(held) or heard(event):
+        if held["state"] in ("damaged", "ended") or enough(held) or heard(event):
             return held
     raise Left
 
@@ -99,6 +99,9 @@ def wait_for_held(daemon: Daemon | None, held: Document, options: Options, inter
             return last_line(options, f"{error}; it had accepted {held['key']}", codes.UNREACHABLE)
     finally:
         interrupts.raises = False
+    if held["state"] == "damaged":
+        instead = f"; `allocctl wait {held['jobid']}` follows its job" if held["jobid"] else ""
+        return last_line(options, f"{names_of(held)}: {held['trouble']}{instead}", codes.UNVERIFIABLE, held)
     if not has_job(held):
         return ended(options, held) if held["verdict"] else last_line(options, str(no_job(held)), codes.UNREACHABLE)
     if options.timeout is not None:
@@ -115,7 +118,7 @@ def _waited(
     daemon: Daemon, held: Document, options: Options, interrupts: Interrupts, deadline: float | None
 ) -> Document:
     """Raises Left, NobodyAnswers, Refused, KeyboardInterrupt."""
-    if held["state"] == "ended" or (has_job(held) and not options.quiet):
+    if held["state"] in ("damaged", "ended") or (has_job(held) and not options.quiet):
         return held
     say: Callable[[str], None] = (lambda text: None) if options.quiet else complain
     cancelled = False

@@ -127,8 +127,8 @@ def _follow_held(args: argparse.Namespace, daemon: Daemon, held: Document) -> in
             return codes.OK
         if held["state"] == "ended" and not why:
             return codes.OK
-        if has_job(held):
-            why = why or "allocd is about to end"
+        if has_job(held) or held["state"] == "damaged":
+            why = why or held["trouble"] or "allocd is about to end"
             break
     try:
         args.run = disk_name(held, job=True)

@@ -382,7 +382,8 @@ def _adopted(path: str) -> Iterator[dict[str, Any]]:
     after: str | None = ""
     while after is not None:
         page = ask(path, "GET", f"/v1/allocations?limit={PAGE}" + (f"&after={after}" if after else ""))
-        yield from (each for each in page["allocations"] if each["kind"] == "adopted" and each["state"] != "ended")
+        adopted = (each for each in page["allocations"] if each["kind"] == "adopted")
+        yield from (each for each in adopted if each["state"] not in ("damaged", "ended"))
         after = page["next"]
 
 

@@ -40,11 +40,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Watch. 0 when the one allocation has ended, or the reader has left; 69 when nobody answers (any more)."""
+    """Watch. 0 when the one allocation has ended, or the reader has left; 69 when nobody answers (any more); 75 when
+    its book is damaged."""
     from supervisor.cli.asking import NobodyAnswers, NobodyThere, Refused
 
     try:
         daemon, held = _found(args)
+        if held and held["state"] == "damaged":
+            return refuse(args, f"{names_of(held)}: {held['trouble']}", codes.UNVERIFIABLE)
         if not args.json and args.since is None and _can_draw():
             return _draw(daemon, held)
         return _print(args, daemon, held)

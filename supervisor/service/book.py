@@ -116,7 +116,7 @@ class Book:
         try:
             directory = os.open(key, OPEN_DIRECTORY, dir_fd=self._books)
         except OSError as error:
-            return Found(key, damage=f"{BOOKS}/{key} cannot be opened: {error.strerror or error}")
+            return Found(key, f"{self._where}/{key}", damage=f"it cannot be opened: {error.strerror or error}")
         try:
             book = read_book(key, directory)
         finally:
@@ -177,6 +177,14 @@ class Book:
         """A file of a book. Blocks; for any thread. Raises OSError."""
         with open(os.open(f"{key}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._books)) as file:
             return file.read()
+
+    def is_there(self, key: str) -> bool:
+        """Whether something is where a book should be. Blocks; for any thread. Raises OSError."""
+        try:
+            os.stat(key, dir_fd=self._books, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
 
     def forget(self, key: str) -> None:
         """Remove a book that has come to its end; it must not be the one with the newest line, or numbers would be used

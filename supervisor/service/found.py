@@ -28,30 +28,38 @@ class Line:
 
 @dataclass
 class Found:
-    """A book as it was found. `cut`: bytes of a torn last line that were cut off. `damage` says why it cannot be read;
-    `lines` are those before."""
+    """A book as it was found, in the directory `path`. `cut`: bytes of a torn last line that were cut off. `damage`
+    says why it cannot be read; `lines` are those before."""
 
     key: str
+    path: str
     lines: list[Line] = field(default_factory=list)
     cut: int = 0
     damage: str = ""
     size: int = 0
 
+    def advice(self, damage: str) -> str:
+        """What is wrong with it, and what to do."""
+        return (
+            f"its book is damaged ({damage}), and allocd does nothing for it (its job goes on): move {self.path} away "
+            "to have allocd forget it"
+        )
+
 
 def read_book(key: str, directory: int, *, mend: bool = True) -> Found:
     """A book in an open directory; a torn last line is cut off, unless the reader only looks (`mend`). Raises
     nothing."""
-    book = Found(key)
+    book = Found(key, os.readlink(f"/proc/self/fd/{directory}"))
     try:
         status = os.fstat(directory)
         if status.st_uid != os.geteuid():
-            book.damage = f"{BOOKS}/{key} belongs to user {status.st_uid}"
+            book.damage = f"it belongs to user {status.st_uid}"
             return book
         descriptor = os.open(JOURNAL, _FLAGS | (os.O_RDWR if mend else os.O_RDONLY), dir_fd=directory)
     except FileNotFoundError:
         return book
     except OSError as error:
-        book.damage = f"{BOOKS}/{key}/{JOURNAL} cannot be opened: {error.strerror or error}"
+        book.damage = f"{JOURNAL} cannot be opened: {error.strerror or error}"
         return book
     try:
         with open(descriptor, "rb", closefd=False) as file:
@@ -62,7 +70,7 @@ def read_book(key: str, directory: int, *, mend: bool = True) -> Found:
             os.ftruncate(descriptor, book.size)
             os.fsync(descriptor)
     except OSError as error:
-        book.damage = f"{BOOKS}/{key}/{JOURNAL} cannot be read: {error.strerror or error}"
+        book.damage = f"{JOURNAL} cannot be read: {error.strerror or error}"
     finally:
         os.close(descriptor)
     return book
@@ -79,7 +87,7 @@ def _parse(book: Found, data: bytes) -> None:
             no_json = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
             last = end + 1 == len(data) or not data[book.size :].strip(b"\0\n")
             if not (no_json and last):  # a whole line that says what cannot be is no torn one
-                book.damage = f"{BOOKS}/{book.key}/{JOURNAL}, line {len(book.lines) + 1}: {error}"
+                book.damage = f"{JOURNAL}, line {len(book.lines) + 1}: {error}"
             return
         book.size = end + 1
 

@@ -19,6 +19,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final, Literal, TypeVar
 
@@ -104,11 +105,12 @@ class Holder:
                 self.notes.append(f"{book.key}: a torn last line of {book.cut} bytes was cut off")
             life.damage = book.damage
             events += self._fold(life, book.lines)
-            if life.damage:
-                self.notes.append(f"{book.key}: {life.damage}: this allocation is left as it is")
-                continue
             if life.state.given:
                 self._given[life.state.given] = book.key
+            if life.damage:
+                life.damage = book.advice(life.damage)
+                self.notes.append(f"{book.key}: {life.damage}")
+                continue
             self._place(life, Kept())
         self._told.restore(sorted(events, key=lambda event: event.seq))
 
@@ -118,7 +120,7 @@ class Holder:
             try:
                 life.restore([line])
             except IllegalEvent as error:
-                life.damage = life.damage or f"its book tells what cannot be: {str(error).splitlines()[0]}"
+                life.damage = life.damage or f"it tells what cannot be: {str(error).splitlines()[0]}"
                 break
             events.append(event_of(line, life.state))
         return events
@@ -195,14 +197,23 @@ class Holder:
 
     async def _forget_old(self) -> None:
         """Of those that have ended the last `keep` are told of; older ones are forgotten, book and all: their receipts
-        are with their runs."""
+        are with their runs. So are those whose damaged book somebody has moved away."""
         while True:
             await asyncio.sleep(FORGET_PERIOD)
-            ended = sorted((life for life in self._lives.values() if life.ended), key=lambda life: life.changed_at)
-            for life in ended[: -self._world.settings.keep]:
-                await in_thread(self._book.forget, life.key, limit=ACCEPT_LIMIT)
-                del self._lives[life.key]
-                self._given.pop(life.state.given, None)
+            lives = sorted(self._lives.values(), key=lambda life: life.changed_at)
+            damaged = [life for life in lives if life.damage]
+            ended = [life for life in lives if life.ended and not life.damage]
+            with suppress(OSError):  # a file system that is away
+                for life in ended[: -self._world.settings.keep]:
+                    await in_thread(self._book.forget, life.key, limit=ACCEPT_LIMIT)
+                    self._forget(life)
+                for life in damaged:
+                    if not await in_thread(self._book.is_there, life.key, limit=ACCEPT_LIMIT):
+                        self._forget(life)
+
+    def _forget(self, life: Life) -> None:
+        del self._lives[life.key]
+        self._given.pop(life.state.given, None)
 
     def _place(self, life: Life, before: Kept) -> None:
         """Where it stands: in the queue, among those that take room, or in neither."""
@@ -360,7 +371,7 @@ class Holder:
         is stopped as soon as its engine is there."""
         life = self._life(name)
         if life.damage:
-            raise Refusal(409, "conflict", f"its book cannot be read, and nothing is done for it: {life.damage}")
+            raise Refusal(409, "conflict", life.damage)
         if how == "cancel" and life.state.kind != "submitted":
             raise Refusal(409, "conflict", "its job was not submitted here: only who made it cancels it")
         if life.ended or life.state.verdict or life.state.stopping in (how, "cancel"):
@@ -385,7 +396,7 @@ class Holder:
         return self._told.after(after, key)
 
     def _by_state(self) -> dict[str, float]:
-        counts = Counter(life.state.phase for life in self._lives.values())
+        counts = Counter("damaged" if life.damage else life.state.phase for life in self._lives.values())
         return {state: float(counts[state]) for state in STATES}
 
     def _watches(self) -> dict[str, float]:

@@ -17,11 +17,12 @@ from typing import Any, Final, Literal, Protocol
 Document = dict[str, Any]
 
 Kind = Literal["submitted", "adopted", "followed", "served"]
-State = Literal["queued", "submitting", "pending", "running", "ending", "ended"]
+State = Literal["queued", "submitting", "pending", "running", "ending", "damaged", "ended"]
 """queued: waits for admission; submitting: sbatch (or the engine's start) is under way, or in doubt; pending: Slurm has
-it, no run yet; running: a run was seen; ending: Slurm says it is over, the truth is being established; ended."""
+it, no run yet; running: a run was seen; ending: Slurm says it is over, the truth is being established; damaged: its
+book cannot be read, and nothing is done for it; ended."""
 
-STATES: Final[tuple[State, ...]] = ("queued", "submitting", "pending", "running", "ending", "ended")
+STATES: Final[tuple[State, ...]] = ("queued", "submitting", "pending", "running", "ending", "damaged", "ended")
 
 
 @dataclass(frozen=True, slots=True)

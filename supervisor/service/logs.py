@@ -123,7 +123,7 @@ async def log_lines(
         moved = run is not None and directory is not None and run.directory != directory
         if run is None and directory is not None:
             run = _Run(directory, wanted)
-        last = now.state == "ended" or not wanted.follow or moved
+        last = now.state in ("damaged", "ended") or not wanted.follow or moved
         found = [] if run is None else await _look(run, last)
         if run is not None:
             for piece in run.written(found):

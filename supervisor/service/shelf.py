@@ -67,7 +67,8 @@ def _told(book: Found) -> Allocation:
         for line in book.lines:
             state, _ = step(state, line.event)
     created, changed = (book.lines[0].utc, book.lines[-1].utc) if book.lines else ("", "")
-    return allocation_of(book.key, state, created, changed, damage=book.damage)
+    damage = book.advice(book.damage) if book.damage else ""
+    return allocation_of(book.key, state, created, changed, damage=damage)
 
 
 def allocation_of(
@@ -84,7 +85,7 @@ def allocation_of(
     return Allocation(
         key=key,
         kind=state.kind or "submitted",  # type: ignore[arg-type]
-        state="queued" if state.phase == "new" else state.phase,  # type: ignore[arg-type]
+        state="damaged" if damage else "queued" if state.phase == "new" else state.phase,  # type: ignore[arg-type]
         name=state.name,
         created=created,
         changed=changed,

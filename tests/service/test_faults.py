@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,10 +19,11 @@ from typing import Any
 import pytest
 
 from supervisor.cli.asking import Refused
+from supervisor.core import codes
 from supervisor.core import events as ev
 from tests.fake_slurm import FakeSlurm
 from tests.mounts import fill, small_disk
-from tests.service.running import Running, until
+from tests.service.running import ALLOCCTL, Running, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -188,6 +190,39 @@ def write_journal(run_dir: Path, jobid: str, count: int) -> None:
         for seq, event in enumerate(events, 1):
             line = {"seq": seq, "utc": "2026-01-01T00:00:00.000Z", "at": float(seq), **ev.encode(event)}
             file.write(json.dumps(line) + "\n")
+
+
+# --- a damaged book ---------------------------------------------------------------------------------------------------
+
+
+def test_who_waits_for_what_a_damaged_book_holds_is_told_what_to_do(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.become(FAILS)
+    with Running(tmp_path, slurm, "--patience=0") as daemon:
+        held = daemon.until(daemon.submit()["key"], "ended")
+    key, jobid = held["key"], held["jobid"]
+    (book,) = tmp_path.glob("state/allocations/*/journal.jsonl")
+    lines = book.read_bytes().splitlines(keepends=True)
+    book.write_bytes(b"".join([*lines[:-2], b"#" + lines[-2], lines[-1]]))
+    advice = f"move {book.parent} away"
+
+    def say(*words: str) -> tuple[int, str]:
+        environ = {**daemon.env, "ALLOCD_SOCKET": daemon.path}
+        done = subprocess.run(
+            [ALLOCCTL, *words], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    with Running(tmp_path, slurm, "--patience=0") as daemon:
+        for words in (("wait", key), ("wait", "-q", key), ("watch", key), ("watch", "--since=0", jobid)):
+            code, told = say(*words)
+            assert code == codes.UNVERIFIABLE and advice in told, (words, told)
+        code, told = say("wait", jobid, "--patience=0")
+        assert code == 7, told  # the disk and Slurm know
+        assert key in say("list", "--state=damaged")[1]
+        assert "damaged" in say("status", key)[1]
+        assert advice in say("logs", "-f", key)[1]
+    code, told = say("wait", key)
+    assert code == codes.UNVERIFIABLE and advice in told  # nobody answers
 
 
 # --- a full disk ------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "registry"))
     for name in ("ALLOCD_RUNS", "GITHUB_WORKSPACE", "GITHUB_ACTIONS", "SLURM_JOB_ID", "ALLOCD_RUN_DIR"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("supervisor.service.following.LOOKS", (0.2, 0.0))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return Site(tmp_path)
@@ -205,7 +206,8 @@ async def test_what_ended_long_ago_is_forgotten(site: Site, monkeypatch: pytest.
 async def test_a_file_system_that_is_away_lets_nothing_be_submitted_twice(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supervisor.core.duties.PAUSES", (0.01,))
+    for module in ("core.duties", "service.life"):
+        monkeypatch.setattr(f"supervisor.{module}.PAUSES", (0.01,))
 
     async def sbatch(script: str) -> Printed:
         site.slurm.make(script)
@@ -384,7 +386,8 @@ class Disk:
         put(descriptor, data)
 
 
-async def test_a_full_disk_refuses_what_is_new_and_loses_nothing(site: Site) -> None:
+async def test_a_full_disk_refuses_what_is_new_and_loses_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.service.holder.WRITE_LIMIT", 0.5)  # the book may not have said yet that it is full
     disk = Disk()
     site.slurm.history = [RUNNING]
     async with site.holder(disk.put) as holder:
@@ -415,9 +418,9 @@ async def test_a_full_disk_refuses_what_is_new_and_loses_nothing(site: Site) -> 
         assert not holder.notes
 
 
-async def test_a_damaged_book_stops_its_allocation_only(site: Site) -> None:
+async def test_a_damaged_book_stops_its_allocation_only(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     async with site.holder() as holder:
-        keys = [(await holder.submit(site.request(), None)).key for _ in range(2)]
+        keys = [(await holder.submit(site.request(), given)).key for given in ("one", "two")]
         for key in keys:
             await site.until(holder, key, "ended")
     book = site.state / "allocations" / keys[0] / JOURNAL
@@ -425,13 +428,27 @@ async def test_a_damaged_book_stops_its_allocation_only(site: Site) -> None:
     book.write_bytes(b"".join([*lines[:2], b"#" + lines[2], *lines[3:]]))
     before = book.read_bytes()
     async with site.holder() as holder:
-        assert "line 3" in str(holder.find(keys[0]).trouble)
-        assert len(holder.health()["wrong"]) == 1
+        damaged = holder.find(keys[0])
+        assert damaged.state == "damaged"
+        assert "line 3" in str(damaged.trouble) and f"move {book.parent} away" in str(damaged.trouble)
+        assert holder.health()["wrong"] == [f"{keys[0]}: {damaged.trouble}"]
+        assert holder.health()["allocations"]["damaged"] == 1
+        assert (await holder.submit(site.request(), "one")).key == keys[0], "nothing is submitted twice"
         assert code(holder.find(keys[1])) == 7
         with pytest.raises(Refusal):
             await holder.stop(keys[0], "cancel")
         assert code(await site.until(holder, (await holder.submit(site.request(), None)).key, "ended")) == 7
     assert book.read_bytes() == before
+    monkeypatch.setattr("supervisor.service.holder.FORGET_PERIOD", 0.01)
+    site.settings = replace(site.settings, keep=1)
+    async with site.holder() as holder:
+        await asyncio.sleep(0.1)
+        assert keys[0] in {item.key for item in holder.allocations()}, "it is nobody's but a person's to remove"
+        book.parent.rename(site.top / "damaged")
+        async with asyncio.timeout(10):
+            while len(holder.allocations()) > 1:  # noqa: ASYNC110 - nothing is told of what is forgotten
+                await asyncio.sleep(0.005)
+        assert holder.health()["wrong"] == []
 
 
 @pytest.mark.parametrize("tail", [b'{"n": 99, "se', b"\0" * 40, b"\0" * 20 + b"\n", b"{torn}\n"])

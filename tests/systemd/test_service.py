@@ -235,6 +235,9 @@ def test_what_is_not_fit_is_told_to_who_connects_and_tried_again_for_the_next(se
     assert systemd.show(SOCKET, "SubState") == "listening"
     told = service.do("status")
     assert "journalctl --user -u allocd" in told and "limit: found 0" in told
+    waited = systemd.run(sys.executable, "-m", "supervisor.cli.main", "wait", "a0123abcd")
+    assert waited.returncode == codes.UNREACHABLE and "limit: found 0; expected an integer" in waited.stderr
+    assert "told by what is on the disk" in waited.stderr and "no run" in waited.stderr
     settings.write_text("limit = 5\n")
     assert service.health()["limit"] == 5
 
