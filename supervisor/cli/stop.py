@@ -87,7 +87,8 @@ def _by_daemon(args: argparse.Namespace, daemon: Daemon, held: Document) -> int:
     if held["state"] == "ended":
         text = f"{names_of(held)} was withdrawn before it became a job"
     else:
-        what = "its job is being cancelled" if args.cancel else "it is told to end in order"
+        ends = "it is told to end in order" if held["run_id"] else "it ends in order as soon as its run has begun"
+        what = "its job is being cancelled" if args.cancel else ends
         text = f"{names_of(held)}: {what}; `allocctl wait {held['jobid'] or held['key']}` tells its end"
     return _done(args, text, held)
 

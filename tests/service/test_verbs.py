@@ -179,7 +179,9 @@ def test_stop_and_cancel(desk: Desk) -> None:
     desk.do(desk.world.put)
     said = desk.say("stop", "1001")
     assert (said.code, said.out) == (0, "")
-    assert "a1 (job 1001): it is told to end in order" in said.err
+    assert "a1 (job 1001): it ends in order as soon as its run has begun" in said.err
+    desk.do(desk.world.change, "a1", run_id="1001")
+    assert "a1 (job 1001): it is told to end in order" in desk.say("stop", "1001").err
     assert desk.say("stop", "--cancel", "a1", "--json").document["allocation"]["stopping"] == "cancel"
     desk.do(desk.world.put, state="ended", verdict=ENDED)
     assert "has ended already: failure, exit code 7" in desk.say("stop", "a2").err
