@@ -129,7 +129,7 @@ def _to_follow(state: Kept) -> Iterable[Duty]:
     after = _pause(state.tries)
     if state.stopping == "cancel":
         yield Cancel(state.jobs, state.tries, after=after)
-    if state.stopping == "stop" and state.live and not state.runs[state.run_id].over:
+    if state.stopping == "stop" and state.has_engine:
         yield StopEngine(state.run_id, state.tries, after=after)
 
 

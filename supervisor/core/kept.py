@@ -64,6 +64,11 @@ class Kept:
         return self.runs[self.run_id].directory if self.run_id in self.runs else ""
 
     @property
+    def has_engine(self) -> bool:
+        """Whether a run is seen of the attempt that Slurm shows, and is not over: one that can be ended in order."""
+        return self.live and not self.runs[self.run_id].over
+
+    @property
     def slurm(self) -> str:
         """Slurm's word for the job; of several parts, that of the one that lives most."""
         return min(self.units.values(), key=liveliness, default="")

@@ -378,7 +378,7 @@ class Holder:
             if not idempotent:
                 raise Refusal(409, "conflict", "it has ended" if life.ended else "that was asked for already")
             return self._answer(life)
-        if how == "stop" and life.state.kind == "followed" and not life.state.live:
+        if how == "stop" and life.state.kind == "followed" and not life.state.has_engine:
             text = (
                 f"job {life.state.jobid} has no run that could end in order: only who made it cancels it, with scancel"
             )

@@ -10,9 +10,9 @@ from supervisor.cli.asking import Refused
 from supervisor.core import codes
 from supervisor.service.shelf import all_on_shelf, on_shelf
 from tests.fake_slurm import FakeSlurm
-from tests.service.running import Running
+from tests.service.running import Running, until
 from tests.service.test_verbs_and_daemon import Node, slurm
-from tests.unit.test_follow import make_run
+from tests.unit.test_follow import end_run, make_run
 
 __all__ = ["slurm"]
 
@@ -92,6 +92,13 @@ def test_a_job_without_a_run_that_is_only_followed_cannot_be_stopped(tmp_path: P
         assert (refused.value.status, refused.value.problem["kind"]) == (409, "conflict")
         said = node.say("stop", "9999")
         assert said.code == codes.CONFIG and "job 9999 has no run that could end in order" in said.err
+        run = make_run(tmp_path, "9999")
+        end_run(run)
+        registry = tmp_path / "registry/allocd/runs"
+        registry.mkdir(parents=True, exist_ok=True)
+        (registry / "9999").symlink_to(run)
+        until(lambda: [event["kind"] for event in daemon.events()].count("run") == 2, "the run, and its end")
+        assert node.say("stop", "9999").code == codes.CONFIG
         assert daemon.show(held["key"])["stopping"] is None
         slurm.end("9999", "COMPLETED")
 
