@@ -52,6 +52,18 @@ async def test_a_reader_that_is_too_slow_is_told_so() -> None:
     assert (await anext(told.after(None, None))).seq == 3
 
 
+async def test_a_number_that_was_never_told_is_of_another_state() -> None:
+    told = Told()
+    assert told.last == 0
+    told.after(0, None)
+    told.add(event(1))
+    for never in (2, 41):
+        with pytest.raises(Refusal) as gone:
+            told.after(never, None)
+        assert (gone.value.status, gone.value.kind) == (410, "gone") and "begin anew" in gone.value.text
+    told.after(told.last, None)
+
+
 @pytest.mark.parametrize(
     ("kind", "line"),
     [

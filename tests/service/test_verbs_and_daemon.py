@@ -15,7 +15,7 @@ import pytest
 from supervisor.core import codes
 from tests.fake_slurm import FakeSlurm
 from tests.said import Said
-from tests.service.running import ALLOCCTL, Running, plan
+from tests.service.running import ALLOCCTL, Running, plan, until
 from tests.unit.test_follow import make_run
 
 
@@ -72,6 +72,7 @@ def test_what_waits_in_the_queue_has_a_key(tmp_path: Path, slurm: FakeSlurm) -> 
         assert second.code == 0 and key.startswith("a") and "number 1 in the queue" in second.err
         left = node.say("wait", key, "--timeout", "0.2")
         assert left.code == codes.INTERRUPTED and f"`allocctl wait {key}` picks it up" in left.err
+        until(lambda: daemon.health()["last_event"] == daemon.last_event(), "the number of the last line in the books")
         assert node.say("stop", key).code == 0
         withdrawn = node.say("wait", key, "--json")
         assert withdrawn.code == codes.CANCELLED and withdrawn.document["allocation"]["key"] == key
