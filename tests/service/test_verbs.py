@@ -36,6 +36,7 @@ ENDED = {"outcome": "failure", "code": 7, "origin": "native", "reason": "native"
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "nothing"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name in ("ALLOCD_RUNS", "ALLOCD_RUN_DIR", "SLURM_JOB_ID", "STATE_DIRECTORY", "ALLOCD_SOCKET"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -105,6 +106,14 @@ def test_list_without_a_daemon(nobody: Desk, home: Path) -> None:
     (found,) = said.document["allocations"]
     assert (found["state"], found["verdict"]["code"], said.document["held"]) == ("ended", 3, False)
     assert nobody.say("list").out == ""
+
+
+def test_a_daemon_that_is_installed_is_to_be_started(nobody: Desk, home: Path) -> None:
+    assert "`allocctl service install`" in nobody.say("list").err
+    units = home / "config/systemd/user"
+    units.mkdir(parents=True)
+    (units / "allocd.socket").touch()
+    assert "start it with `systemctl --user start allocd.socket`" in nobody.say("list").err
 
 
 def test_who_was_named_must_answer(nobody: Desk, home: Path) -> None:
