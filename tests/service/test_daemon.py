@@ -106,6 +106,7 @@ def test_it_holds_allocations_and_ends_in_order(host: Host) -> None:
     assert host.get(key)["verdict"]["code"] == 7
 
 
+@pytest.mark.slow
 def test_it_answers_while_its_settings_are_read_and_reads_them_once_more_if_asked_meanwhile(host: Host) -> None:
     host.start()
     assert host.process is not None
