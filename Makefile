@@ -3,7 +3,7 @@
 #
 #   make test    all tests, after ruff and mypy     ARGS="-k marker -x" goes to pytest
 #   make quick   the tests that need no cluster and no waiting
-#                both in two processes, each with a cluster of its own: JOBS=1 is one after the other
+#                in two processes with a cluster of their own each, and in three: JOBS=1 is one after the other
 #   make lint    ruff and mypy alone
 #   make demo    a run that succeeds, and one whose worker dies, both without Slurm
 #   make bench   how fast it is on this machine
@@ -13,7 +13,6 @@ VENV := .venv
 STAMP := $(VENV)/.synced
 UV_VERSION := 0.13.9
 ARGS ?=
-JOBS ?= 2
 
 # A shim of a version manager may be named python3.11 and run nothing: each candidate is asked.
 CANDIDATES := $(PYTHON) python3.11 /usr/bin/python3.11 python3.12 python3.13 python3.14 python3 /usr/bin/python3
@@ -27,11 +26,15 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@sed -n 's/^#   //p' Makefile
 
-test: lint
-	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile --max-worker-restart=0 $(ARGS)
+# Whoever is done takes half of what another has left, so that no long file is the last one alone.
+PYTEST := $(VENV)/bin/pytest --dist worksteal --max-worker-restart=0
 
+test: lint
+	$(PYTEST) -n $(or $(JOBS),2) $(ARGS)
+
+# They wait for a third of their time: with three processes two cores are busy.
 quick: $(STAMP)
-	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile --max-worker-restart=0 -m 'not slurm and not slow' --hypothesis-profile=quick $(ARGS)
+	$(PYTEST) -n $(or $(JOBS),3) -m 'not slurm and not slow' --hypothesis-profile=quick $(ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

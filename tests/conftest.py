@@ -35,7 +35,7 @@ os.environ["ALLOCD_SOCKET"] = "/dev/null"  # nor asks its user's own allocd
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 settings.register_profile("full", deadline=None)  # a busy machine is no failure
-settings.register_profile("quick", settings.get_profile("full"), max_examples=25)  # of `make quick`
+settings.register_profile("quick", settings.get_profile("full"), max_examples=10)  # of `make quick`
 settings.load_profile("full")
 
 _THREAD_LIMIT = 1.0  # seconds that a thread may need to end after its owner let it go
