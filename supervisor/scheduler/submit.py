@@ -192,11 +192,13 @@ class Submitter:
                 async with asyncio.timeout(self._patience.pause):
                     await self._stop.now.wait()
         trouble = await self._give_up(directory, doubt, search) if search.finding == "absent" else search.trouble
+        if search.ids:
+            trouble = await self._take_back(directory)
         why = doubt.words or "whoever submitted it is gone"
         done = replace(doubt, answered=self._utc())
         ids = sorted(search.ids, key=int)
         if ids:
-            words = f"{why}; found by its script: job {' and job '.join(ids)}"
+            words = f"{why}; found by its script: job {' and job '.join(ids)}" + (f"; {trouble}" if trouble else "")
             done = replace(done, state="submitted", jobid=ids[0], words=words)
         elif search.finding == "absent" and not trouble:
             done = replace(done, state="absent", words=f"{why}; there is no such job")
@@ -226,11 +228,19 @@ class Submitter:
         """Take the plan's copy away, so that a job that comes all the same runs nothing, and look once more; returns
         the trouble with it."""
         try:
-            await asyncio.to_thread(_move, directory, PLAN, GIVEN_UP)
+            await asyncio.to_thread(_take_away, directory)
             ids, _ = await self._look(directory, doubt)
-            if ids:
-                search.ids |= ids
-                await asyncio.to_thread(_move, directory, GIVEN_UP, PLAN)
+            search.ids |= ids
+        except OSError as error:
+            return f"{directory}: {error.strerror or error}"
+        return ""
+
+    async def _take_back(self, directory: str) -> str:
+        """There is a job: it needs the plan's copy, whoever has taken that away. Returns the trouble with it."""
+        try:
+            await asyncio.to_thread(_move, directory, GIVEN_UP, PLAN)
+        except FileNotFoundError:
+            return ""
         except OSError as error:
             return f"{directory}: {error.strerror or error}"
         return ""
@@ -287,6 +297,14 @@ def _listed(directory: str) -> list[str]:
         return []  # no output is to be seen there
 
 
+def _take_away(directory: str) -> None:
+    """Raises OSError."""
+    try:
+        _move(directory, PLAN, GIVEN_UP)
+    except FileNotFoundError:
+        os.stat(os.path.join(directory, GIVEN_UP))  # by one who was killed then
+
+
 def _move(directory: str, old: str, new: str) -> None:
     os.replace(os.path.join(directory, old), os.path.join(directory, new))
 
@@ -323,10 +341,19 @@ def _is_doubtful(directory: str, plan_text: str, uid: int) -> bool:
         submission = read_record(directory)
         if submission.state not in ("asked", "unknown") or submission.uid != uid:
             return False
-        with open(os.path.join(directory, PLAN), encoding="utf-8") as file:
-            return file.read() == plan_text
+        return _plan_in(directory) == plan_text
     except (OSError, ValueError):
         return False  # no record: sbatch was not run
+
+
+def _plan_in(directory: str) -> str:
+    """The plan's copy, also where whoever was about to give the submission up was killed. Raises OSError."""
+    try:
+        with open(os.path.join(directory, PLAN), encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        with open(os.path.join(directory, GIVEN_UP), encoding="utf-8") as file:
+            return file.read()
 
 
 @asynccontextmanager

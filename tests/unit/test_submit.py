@@ -436,6 +436,22 @@ def test_an_owner_that_was_killed(site: Site) -> None:
     assert "whoever submitted it is gone; found by its script: job 12" in done.err
 
 
+def test_an_owner_that_was_killed_while_it_gave_up(site: Site) -> None:
+    directory = asked(site)
+    (directory / "plan.toml").rename(directory / "plan.given-up.toml")
+    site.write("queue", f"12|{directory}/job.sh\n")
+    assert (site.submit().out, site.calls) == ("12\n", 1)
+    assert [path.name for path in directory.glob("plan*")] == ["plan.toml"], "its job runs the plan"
+
+
+def test_an_owner_that_was_killed_while_it_gave_up_what_never_was(site: Site) -> None:
+    directory = asked(site)
+    (directory / "plan.toml").rename(directory / "plan.given-up.toml")
+    assert (site.submit().out, site.calls) == ("12\n", 2)
+    assert [path.name for path in directory.glob("plan*")] == ["plan.given-up.toml"]
+    assert "absent" in {site.record(i).state for i in range(2)}
+
+
 def test_an_owner_whose_clock_was_an_hour_ahead(site: Site) -> None:
     directory = asked(site)
     ahead = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
