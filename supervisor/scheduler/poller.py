@@ -46,6 +46,7 @@ from supervisor.core.answers import Answer
 from supervisor.core.slurm_queue import QueueRow
 from supervisor.core.truth import Truth
 from supervisor.scheduler.client import Queue
+from supervisor.scheduler.flag import Flag
 from supervisor.scheduler.inquiry import USUAL, Inquiry, Pace
 
 _BACKOFF: Final = 2.0
@@ -99,7 +100,7 @@ class Follow:
         self.incarnation: int | None = 0  # restart count of the controller's record among the answers, if one is needed
         self._poller = poller
         self._changed = changed
-        self._ended = asyncio.Event()
+        self._ended = Flag()
 
     async def end(self) -> Truth:
         """The truth about the job's end, or the doubt that lasted too long; waits for it. Any number may wait."""

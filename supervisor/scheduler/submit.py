@@ -42,6 +42,7 @@ from supervisor.core.settling import (
 )
 from supervisor.core.submission import PLAN, RECORD, SCRIPT, Order, Submission, submission_environment
 from supervisor.scheduler.client import Printed, SlurmClient, utc_now
+from supervisor.scheduler.flag import Flag
 from supervisor.scheduler.record import read_record
 
 DEADLINE: Final = 60.0
@@ -71,8 +72,8 @@ class Stop:
     """What a person's interrupts ask for: `gently` after the first, `now` after the second."""
 
     def __init__(self) -> None:
-        self.gently = asyncio.Event()
-        self.now = asyncio.Event()
+        self.gently = Flag()
+        self.now = Flag()
 
     def ask(self) -> None:
         """One more interrupt."""

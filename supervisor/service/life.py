@@ -36,6 +36,7 @@ from supervisor.runs.ordering import Terms
 from supervisor.runs.papers import Unreadable
 from supervisor.runs.plans import plan_of
 from supervisor.runs.registry import job_receipt, register_job
+from supervisor.scheduler.flag import Flag
 from supervisor.scheduler.submit import Stop, Submitted
 from supervisor.service.book import FULL, PLAN, REQUEST, Book
 from supervisor.service.following import Following
@@ -69,11 +70,11 @@ class Life:
         self._world = world
         self._changed = changed
         self._group: asyncio.TaskGroup | None = None
-        self._over = asyncio.Event()
+        self._over = Flag()
         self._slots: dict[str, tuple[Duty, asyncio.Task[None]]] = {}
         self._done: dict[str, Duty] = {}  # by slot: what was begun last
         self._stop = Stop()
-        self._hurried = asyncio.Event()
+        self._hurried = Flag()
 
     # --- what is known ------------------------------------------------------------------------------------------------
 
@@ -122,6 +123,8 @@ class Life:
     def on_disk(self, line: Line) -> Event:
         """A line of its book is on the disk. Returns how that is told."""
         self.told, _ = keeping.step(self.told, line.event)
+        if self.told == self.state:
+            self.told = self.state  # once in memory is enough
         return event_of(line, self.told)
 
     async def run(self) -> None:

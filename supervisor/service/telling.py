@@ -8,11 +8,12 @@ anybody, and nothing is queued for anybody: a reader takes from what is kept.
 from __future__ import annotations
 
 import asyncio
+import json
 from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from supervisor.core import kept_events as ev
 from supervisor.core.events import Event as KeptEvent
@@ -56,11 +57,26 @@ def event_of(line: Line, state: Kept) -> Event:
     return Event(line.seq, line.utc, line.key, "ended", {**data, "verdict": state.verdict, "receipt": state.receipt})
 
 
+class _Kept(NamedTuple):
+    """An event as text: a third of what it takes as an object."""
+
+    seq: int
+    text: bytes
+
+    def event(self) -> Event:
+        return Event(self.seq, *json.loads(self.text))
+
+
+def _kept(event: Event) -> _Kept:
+    rest = [event.utc, event.key, event.kind, event.data]
+    return _Kept(event.seq, json.dumps(rest, separators=(",", ":")).encode())
+
+
 class Told:
     """The events that are kept."""
 
     def __init__(self, kept: int = KEPT) -> None:
-        self._events: deque[Event] = deque(maxlen=kept)
+        self._events: deque[_Kept] = deque(maxlen=kept)
         self._forgotten = 0  # the number of the last event that is not kept any more
         self._news = asyncio.Event()
         self._closed = False
@@ -69,7 +85,7 @@ class Told:
         """One more; its number is the greatest so far."""
         if len(self._events) == self._events.maxlen:
             self._forgotten = self._events[0].seq
-        self._events.append(event)
+        self._events.append(_kept(event))
         self._news.set()
         self._news = asyncio.Event()
 
@@ -115,4 +131,4 @@ class Told:
 
     def _some(self, seq: int, many: int = 256) -> list[Event]:
         begin = bisect_right(self._events, seq, key=attrgetter("seq"))
-        return [self._events[index] for index in range(begin, min(begin + many, len(self._events)))]
+        return [self._events[index].event() for index in range(begin, min(begin + many, len(self._events)))]
