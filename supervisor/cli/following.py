@@ -53,7 +53,7 @@ class Following:
 
     async def run(self) -> None:
         """To the end. Raises Unreadable when the run has no such rank, OSError when nobody reads any more."""
-        looks = Looks(self._follower, self._heard, self._write, longest=lambda: LONGEST)
+        looks = Looks(self._follower, self._heard, self._write, longest=LONGEST)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(looking) for looking in (looks.run(), looks.watch())]

@@ -113,11 +113,22 @@ class RunFollower:
         self._damage: str | None = None
         self._folds = True
         self._strange: tuple[int, int] | None = None  # the receipt that is another run's: its inode and time
+        self._changed = 0  # the directory's time of change before it was listed last (ns)
 
     @property
     def more(self) -> bool:
         """Whether the next look has something to read already."""
         return self.logs.more or self._unread
+
+    def stirs(self) -> bool:
+        """Whether there is something new, by sizes and times alone, or the engine that is looked for is gone."""
+        if self.over:
+            return False
+        try:
+            grown = os.stat(os.path.join(self.directory, JOURNAL)).st_size > self._end
+            return grown or os.stat(self.directory).st_mtime_ns != self._changed or self._is_lost()
+        except OSError:
+            return False  # what is wrong is for looks to tell
 
     def look(self, last: bool = False) -> Iterator[News]:
         """What is new. With `last`, nobody writes any more. Raises OSError."""
@@ -140,15 +151,20 @@ class RunFollower:
 
     def _ended(self) -> tuple[bool, bool]:
         """Whether the run has ended, and whether without a receipt. Asked before anything is read."""
-        opened = self.state.opened
         if self._has_receipt():
             return True, False
-        if not self._engine or opened is None or engine_lives(self.directory, opened.host, opened.pid) is not False:
+        if not self._is_lost():
             return False, False
         return True, not self._has_receipt()  # it may have just ended, and not without a word
 
+    def _is_lost(self) -> bool:
+        """Whether the engine that is looked for lives no more."""
+        opened = self.state.opened
+        return self._engine and opened is not None and engine_lives(self.directory, opened.host, opened.pid) is False
+
     def _has_receipt(self) -> bool:
         """Whether the run's own receipt is there. A damaged one is somebody's last word as well."""
+        self._changed = os.stat(self.directory).st_mtime_ns
         if RUN_RECEIPT not in os.listdir(self.directory):
             return False
         found = os.stat(os.path.join(self.directory, RUN_RECEIPT))
@@ -213,6 +229,7 @@ class Follower:
         for directory in directories:
             self._follow(directory)
         self._given = frozenset(self.runs)
+        self.place = next(iter(self._places), "") or os.path.dirname(next(iter(self.runs), ""))
 
     def take(self) -> list[News]:
         """The news since the last call, in their order."""
@@ -221,6 +238,10 @@ class Follower:
             while True:
                 taken.append(self._news.popleft())
         return taken
+
+    def stirs(self) -> bool:
+        """Whether a look would find something, as far as sizes, times and names tell. For any thread."""
+        return any(run.stirs() for run in list(self.runs.values())) or any(self._unknown(fresh=False))
 
     def look(self, last: bool = False) -> None:
         """Look once at everything. With `last`, nobody writes any more. Trouble is news, never raised."""
@@ -270,6 +291,14 @@ class Follower:
 
     def _new_runs(self, fresh: bool) -> Iterator[tuple[str, str]]:
         """The real path and the id of each directory that has become a run of the job: one with a journal."""
+        for run_id, path in self._unknown(fresh):
+            with suppress(OSError):
+                if JOURNAL in os.listdir(path):
+                    self._known.add(path)
+                    yield os.path.realpath(path), run_id
+
+    def _unknown(self, fresh: bool) -> Iterator[tuple[str, str]]:
+        """The id and the path of what may be a new run, by its name."""
         for place in self._places:
             try:
                 names = self._listings.names(place, self._jobid, fresh=fresh)
@@ -280,11 +309,8 @@ class Follower:
                 continue
             for name in names:
                 run_id, path = name.partition("@")[0], os.path.join(place, name)
-                if self._is_ours(job_in(run_id)) and path not in self._known:
-                    with suppress(OSError):
-                        if JOURNAL in os.listdir(path):
-                            self._known.add(path)
-                            yield os.path.realpath(path), run_id
+                if path not in self._known and self._is_ours(job_in(run_id)):
+                    yield run_id, path
 
     def _is_ours(self, job: str | None) -> bool:
         return job == self._jobid or (self._tasks and (job or "").startswith(f"{self._jobid}_"))

@@ -1,9 +1,9 @@
 """Looking at a job's runs from an event loop: in threads, at a pace that follows what happens, never twice at a time.
 
-While there is news the next look comes soon; while there is none, looks come ever more slowly, up to `longest`. A file
-system that does not answer holds a thread and nothing else: that is told once, and once more when it answers again.
-Lines of logs are written by a thread too, and the next look waits for that: whoever reads them slowly slows down the
-reading, and nothing is dropped.
+While there is news the next look comes soon; while there is none, looks come ever more slowly. Where many
+are followed, looks come when something stirs (`rounds.py`), and take turns. A file system that does not answer holds a
+thread and nothing else: that is told once, and once more when it answers again. Lines of logs are written by a thread
+too, and the next look waits for that: whoever reads them slowly slows down the reading, and nothing is dropped.
 
 Where the file system tells of changes, its events wake the looks (`watch`); they are hints, and a look comes in any
 case: on a shared file system nobody tells of what another machine wrote.
@@ -14,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import aclosing, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from typing import Final
 
 from supervisor.engine.threads import in_thread
 from supervisor.runs.follow import Follower, LogLines, News, Trouble
+from supervisor.runs.rounds import Rounds
+from supervisor.scheduler.flag import Flag
 
 SHORTEST: Final = 0.2  # seconds between looks while there is news
 LONGEST: Final = 2.0  # and while there is none
@@ -31,8 +33,8 @@ FOREVER: Final = 1e6  # seconds: whoever reads the logs may take its time
 
 
 class Looks:
-    """`heard` is called in the loop for each piece of news but lines of logs, which go to `write`, in a thread.
-    `longest` tells how many seconds there may be between two looks, as things are."""
+    """`heard` is called in the loop for each piece of news but lines of logs, which go to `write`, in a thread. There
+    are at most `longest` seconds between two looks; where the follower takes part in `rounds`, these say when."""
 
     def __init__(
         self,
@@ -40,20 +42,22 @@ class Looks:
         heard: Callable[[News], None],
         write: Callable[[LogLines], None],
         *,
-        longest: Callable[[], float] = lambda: LONGEST,
+        longest: float = LONGEST,
+        rounds: Rounds | None = None,
         limit: float = LOOK_LIMIT,
     ) -> None:
         self._follower = follower
         self._heard = heard
         self._write = write
         self._longest = longest
+        self._rounds = rounds
         self._limit = limit
         self._looking = threading.Lock()
         self._hangs = False
         self._last = False
         self._progress = 0
-        self._wake = asyncio.Event()
-        self._drained = asyncio.Event()
+        self._wake = Flag()
+        self._drained = Flag()
         self._watched: frozenset[str] = frozenset()
         self._others = asyncio.Event()  # what is to be watched has changed
 
@@ -63,17 +67,25 @@ class Looks:
 
     async def run(self) -> None:
         """Look until cancelled, or until `drain` has told everything."""
+        with self._rounds.among(self._follower, self.wake) if self._rounds else nullcontext():
+            await self._run(self._rounds.turns(self._follower.place) if self._rounds else nullcontext())
+
+    async def _run(self, turns: AbstractAsyncContextManager[object]) -> None:
         pause = SHORTEST
         while True:
             last = self._last
-            busy = await self._look(last)
+            async with turns:
+                busy = await self._look(last)
             self._watch_living()
             if self._follower.more:
                 continue
             if last and not busy and not self._hangs:
                 self._drained.set()
                 return
-            pause = SHORTEST if busy else min(pause * SLOWER, self._longest())
+            if self._rounds is not None:
+                pause = self._rounds.rest
+            else:
+                pause = SHORTEST if busy else min(pause * SLOWER, self._longest)
             with suppress(TimeoutError):
                 async with asyncio.timeout(0 if self._last else pause):
                     await self._wake.wait()

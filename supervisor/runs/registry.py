@@ -138,7 +138,8 @@ def runs_of_job(jobid: str, base: str | None = None) -> list[str]:
         with suppress(OSError):
             for name in os.listdir(place or os.devnull):
                 run_id, path = name.partition("@")[0], os.path.join(place or "", name)
-                if job_in(run_id) == jobid and os.path.exists(os.path.join(path, JOURNAL)):
+                mine = name.startswith(jobid) and job_in(run_id) == jobid  # thousands of names may be there
+                if mine and os.path.exists(os.path.join(path, JOURNAL)):
                     found.setdefault(os.path.realpath(path), run_id)
     last = max(map(attempt_of, found.values()), default=0)
     return sorted(path for path, run_id in found.items() if attempt_of(run_id) == last)

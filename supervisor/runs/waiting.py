@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Final, Protocol
 
 from supervisor.core.parts import Parts
 from supervisor.core.truth import Truth
 from supervisor.engine.threads import in_thread
 from supervisor.runs.follow import Follower, LogLines, News, Over, may_be_of_job
-from supervisor.runs.looks import LONGEST, Looks
+from supervisor.runs.looks import Looks
 from supervisor.runs.registry import attempt_of, runs_of_job
+from supervisor.runs.rounds import Rounds
 from supervisor.runs.saved import run_document
 from supervisor.runs.sealing import Sealed, came_again, find_runs, gather, is_denied, jobs_own, seal_job, sealed_already
 from supervisor.runs.target import Target
+from supervisor.scheduler.flag import Flag
 from supervisor.scheduler.poller import Poller, Seen
 from supervisor.scheduler.verify import Asked, verify_job
 
@@ -109,10 +112,15 @@ async def _truths(
     return {jobid: task.result() for jobid, task in ends.items()}
 
 
-async def sealed_before(target: Target, client: Asked) -> Sealed | None:
+Turns = AbstractAsyncContextManager[object]
+"""Held while files are read, where many would do that at the same time."""
+
+
+async def sealed_before(target: Target, client: Asked, turns: Turns | None = None) -> Sealed | None:
     """What is proven already, if the job has runs and each is sealed. Slurm is asked once, whether it has given the id
     to another job since, or denies it. Raises OSError, Unreadable."""
-    runs = await in_thread(_sealed_runs, target, limit=SEAL_MARGIN)
+    async with turns or nullcontext():
+        runs = await in_thread(_sealed_runs, target, limit=SEAL_MARGIN)
     if not runs:
         return None
     first = next(iter(runs))
@@ -154,7 +162,7 @@ class Wait:
         cancel: bool = False,
         patience: float = 30.0,
         drain: float = DRAIN,
-        longest: Callable[[], float] = lambda: LONGEST,
+        rounds: Rounds | None = None,
         polls: bool = True,
     ) -> None:
         self._target = target
@@ -168,15 +176,16 @@ class Wait:
         self._patience = patience
         self._drain = drain
         self._polls = polls
-        self._looks = Looks(follower, self._heard, teller.lines, longest=longest)
+        self._looks = Looks(follower, self._heard, teller.lines, rounds=rounds)
+        self._turns = rounds.turns(follower.place) if rounds else None
         self._pending: set[str] = set()  # ids that had not begun when they were last seen
         self._doubt = ""  # why the job may have parts of which nobody told
-        self._begun = asyncio.Event()  # there is something to follow
-        self._leaving = asyncio.Event()
-        self._over = asyncio.Event()  # every run that was found is over
-        self._near: asyncio.Queue[None] = asyncio.Queue()
+        self._begun = Flag()  # there is something to follow
+        self._leaving = Flag()
+        self._over = Flag()  # every run that was found is over
+        self._near: list[asyncio.TimerHandle] = []  # when Slurm is asked again
         self._interrupts = 0
-        self._cancelling = asyncio.Event()
+        self._cancelling = Flag()
 
     def interrupt(self) -> None:
         """A person wants to leave: at once, or, with `cancel`, after the job was cancelled and has ended."""
@@ -199,6 +208,8 @@ class Wait:
                 finally:
                     for task in (judging, *helpers):
                         task.cancel()
+                    for timer in self._near:
+                        timer.cancel()
         except BaseExceptionGroup as group_of_errors:
             raise first_error(group_of_errors) from None
         return None if judging.cancelled() else judging.result()
@@ -207,7 +218,7 @@ class Wait:
         if self._target.alone:
             return [self._look()]
         polling = [self._poller.run()] if self._polls else []
-        return [self._look(), *polling, self._hurry(), self._cancel_when_asked()]
+        return [self._look(), *polling, self._cancel_when_asked()]
 
     async def _look(self) -> None:
         await self._begun.wait()
@@ -216,7 +227,7 @@ class Wait:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def _judge(self) -> Sealed:
-        if before := await sealed_before(self._target, self._client):
+        if before := await sealed_before(self._target, self._client, self._turns):
             return before
         self._begun.set()
         judged = await (self._judge_alone() if self._target.alone else self._judge_job())
@@ -276,17 +287,15 @@ class Wait:
     def _heard(self, news: News) -> None:
         self._teller.news(news)
         if isinstance(news, Over):
-            self._near.put_nowait(None)
+            self._hurry()
             if all(run.over for run in self._follower.runs.values()):
                 self._over.set()
 
-    async def _hurry(self) -> None:
+    def _hurry(self) -> None:
         """The end of a job is near when its run is over."""
-        while True:
-            await self._near.get()
-            for before, after in zip((0.0, *NEAR), NEAR, strict=False):
-                await asyncio.sleep(after - before)
-                self._poller.hasten()
+        if not self._target.alone:
+            loop = asyncio.get_running_loop()
+            self._near += [loop.call_later(seconds, self._poller.hasten) for seconds in NEAR]
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 

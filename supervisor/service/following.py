@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 FILES: Final = 60.0  # seconds for small files
 AGAIN: Final = 30.0
 """Seconds until a job that is over is judged again whose engine still lives."""
-LOOKS: Final = (2.0, 0.05)
-"""Seconds between looks at an allocation's directories while nothing comes: at least, and for each one that is
-followed. A thousand of them are looked at twenty times a second in all."""
 VERDICT: Final = ("outcome", "code", "origin", "reason", "summary")
 
 
@@ -86,14 +83,10 @@ class Following:
             client=cluster.client,
             alone=lambda path: settle(cluster.client, path, settings.patience),
             patience=settings.patience,
-            longest=lambda: max(LOOKS[0], LOOKS[1] * self._world.followed),
+            rounds=self._world.rounds,
             polls=False,
         )
-        self._world.followed += 1
-        try:
-            sealed = await wait.run()
-        finally:
-            self._world.followed -= 1
+        sealed = await wait.run()
         if sealed is None:
             raise AssertionError("nobody has interrupted this wait")
         return sealed

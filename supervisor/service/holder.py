@@ -145,7 +145,7 @@ class Holder:
             self._book.failed.result()
 
     def _helpers(self) -> tuple[Coroutine[Any, Any, None], ...]:
-        return self._poll(), self._forget_old(), self._meter.watch_the_loop()
+        return self._poll(), self._world.rounds.run(), self._forget_old(), self._meter.watch_the_loop()
 
     def leave(self) -> None:
         """End, and leave everything that runs as it is."""
@@ -400,7 +400,7 @@ class Holder:
         return {state: float(counts[state]) for state in STATES}
 
     def _watches(self) -> dict[str, float]:
-        return {"polling": float(self._world.followed)}
+        return {"polling": float(self._world.rounds.count)}
 
     def health(self) -> Document:
         """See `interface.Answering`."""

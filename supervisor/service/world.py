@@ -19,6 +19,7 @@ from supervisor.core.parts import Parts
 from supervisor.core.submission import Order
 from supervisor.engine.threads import in_thread
 from supervisor.runs.listing import Listings
+from supervisor.runs.rounds import Rounds
 from supervisor.runs.waiting import Client
 from supervisor.scheduler.client import SlurmClient
 from supervisor.scheduler.inquiry import USUAL, Pace
@@ -108,7 +109,7 @@ class World:
         self.settings = settings
         self.engines = Engines()
         self.listings = Listings()
-        self.followed = 0  # allocations whose directories are looked at
+        self.rounds = Rounds()
         self.detected: Callable[[float], object] = lambda seconds: None  # told how long a first failure went unseen
         self.clusters: dict[str, Cluster] = {}
         self._joined: asyncio.Queue[Cluster] = asyncio.Queue()

@@ -40,7 +40,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "registry"))
     for name in ("ALLOCD_RUNS", "GITHUB_WORKSPACE", "GITHUB_ACTIONS", "SLURM_JOB_ID", "ALLOCD_RUN_DIR"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("supervisor.service.following.LOOKS", (0.2, 0.0))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return Site(tmp_path)
@@ -126,6 +125,25 @@ async def test_a_run_is_told_and_judged(site: Site) -> None:
         assert end.first_failure
         records = [event.data["text"] for event in await told(holder) if event.kind == "record"]
         assert any("run 101 opened" in text for text in records)
+
+
+async def test_what_a_run_writes_is_told_soon_however_rarely_runs_are_looked_at_closely(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.runs.rounds.CLOSELY", (1000.0, 0.0))
+    site.slurm.history = [RUNNING]
+    async with site.holder() as holder:
+        held = await holder.submit(site.request(), None)
+        await site.until(holder, held.key, "pending")
+        run = make_run(site.top / "base", "101")
+        await site.until(holder, held.key, "running")
+        for seq in (2, 3):
+            append(run / JOURNAL, line(seq, run_events.TimeLimitKnown(9.0, "later")))
+            async with asyncio.timeout(10):
+                while holder._lives[held.key].state.runs["101"].told < seq:  # noqa: ASYNC110 - a record of no words
+                    await asyncio.sleep(0.005)
+        end_run(run)
+        assert (await told(holder, "run"))[-1].kind == "run"
 
 
 async def test_the_same_request_is_accepted_once(site: Site) -> None:

@@ -459,6 +459,29 @@ def test_an_idle_look_costs_little(tmp_path: Path) -> None:
 # --- looks from an event loop ----------------------------------------------------------------------------------------
 
 
+def test_what_has_come_stirs_until_it_is_looked_at(tmp_path: Path) -> None:
+    follow = follower(tmp_path)
+    assert not follow.stirs(), "no place, no run"
+    directory = make_run(tmp_path, "7")
+    make_run(tmp_path, "8")
+    assert follow.stirs(), "a run has come"
+    follow.look()
+    assert not follow.stirs(), "another job's run is no news"
+    append(directory / "journal.jsonl", line(2, ev.Noted("x"))[:-5])
+    assert follow.stirs(), "half a line: the other half comes"
+    append(directory / "journal.jsonl", line(2, ev.Noted("x"))[-5:])
+    follow.look()
+    assert not follow.stirs()
+    end_run(directory)
+    assert follow.stirs(), "a receipt has come"
+    follow.look()
+    assert isinstance(follow.take()[-1], Over)
+    assert not follow.stirs()
+    (tmp_path / "7.r1").mkdir()
+    follow.look()
+    assert follow.stirs(), "its journal comes next"
+
+
 class Heard:
     """Who is told."""
 
@@ -530,7 +553,7 @@ async def test_events_wake_the_looks_where_there_are_any(
     monkeypatch.setattr("supervisor.runs.looks.EVENTS", (10, 20))
     run = make_run(tmp_path, "7")
     heard = Heard()
-    looks = Looks(held, heard.hear, heard.write, longest=lambda: 1000.0)
+    looks = Looks(held, heard.hear, heard.write, longest=1000.0)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(task) for task in (looks.run(), looks.watch())]
         await until(heard.more)  # the opening, by the first look
