@@ -112,6 +112,8 @@ class World:
         self.rounds = Rounds()
         self.detected: Callable[[float], object] = lambda seconds: None  # told how long a first failure went unseen
         self.clusters: dict[str, Cluster] = {}
+        self._calls: Counter[str] = Counter()  # of all submitters
+        self._errors: Counter[str] = Counter()
         self._joined: asyncio.Queue[Cluster] = asyncio.Queue()
 
     def take(self, settings: Settings) -> None:
@@ -138,7 +140,10 @@ class World:
 
     def submitter(self, environ: Mapping[str, str], stop: Stop) -> Submits:
         """Who submits with these variables."""
-        return Submitter(Sbatch(environ), SlurmClient(), stop)
+        sbatch, slurm = Sbatch(environ), SlurmClient()
+        for client in (sbatch, slurm):
+            client.calls, client.errors = self._calls, self._errors
+        return Submitter(sbatch, slurm, stop)
 
     def environ(self) -> Mapping[str, str]:
         """The variables of a request that brings none."""
@@ -149,9 +154,9 @@ class World:
         return await self._joined.get()
 
     def calls(self) -> Counter[str]:
-        """Slurm's commands that were run by the pollers' clients."""
-        return sum((cluster.client.calls for cluster in self.clusters.values()), Counter())
+        """Slurm's commands that were run, by their names."""
+        return sum((cluster.client.calls for cluster in self.clusters.values()), self._calls)
 
     def errors(self) -> Counter[str]:
         """Those of them that failed."""
-        return sum((cluster.client.errors for cluster in self.clusters.values()), Counter())
+        return sum((cluster.client.errors for cluster in self.clusters.values()), self._errors)

@@ -20,15 +20,19 @@ import pytest
 
 from supervisor.core import events as run_events
 from supervisor.core.submission import RECORD, Order
+from supervisor.runs.ordering import Terms
+from supervisor.runs.plans import plan_of
 from supervisor.scheduler.client import Printed
-from supervisor.scheduler.submit import Submitted
-from supervisor.service.book import put
+from supervisor.scheduler.submit import Stop, Submitted
+from supervisor.service.book import REQUEST, put
 from supervisor.service.found import JOURNAL
 from supervisor.service.holder import STOP_LIMIT, Holder
-from supervisor.service.interface import AdoptRequest, Allocation, Event, Refusal
+from supervisor.service.interface import AdoptRequest, Allocation, Event, Refusal, SubmitRequest
 from supervisor.service.life import utc_now
 from supervisor.service.settings import Settings
-from supervisor.service.world import Engines, NotStarted
+from supervisor.service.wishes import submission
+from supervisor.service.world import Engines, NotStarted, World
+from tests.fake_slurm import FakeSlurm
 from tests.service.held import PLAN, Scene, Site
 from tests.unit.test_follow import append, end_run, line, make_run
 
@@ -573,3 +577,24 @@ def check_the_end(site: Site, number: int) -> None:
     assert sorted(codes) == [7, 7, 130], where
     numbers = Counter(text.split()[0] for text in set(site.seen))
     assert set(numbers.values()) == {1}, where
+
+
+async def test_what_a_submission_asks_of_slurm_is_counted(tmp_path: Path) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm")
+    environ = {"PATH": slurm.path}
+    request = SubmitRequest(PLAN, str(tmp_path), directory="base", allocctl="/nodes/allocctl", environ=environ)
+    asked = json.loads(submission(request, {}).files[REQUEST])
+    terms = Terms(**{**asked, "options": tuple(asked["options"])})
+    world = World(Settings())
+
+    async def submit() -> Submitted:
+        return await world.submitter(environ, Stop()).submit(terms.order(plan_of(PLAN, "plan", environ)), PLAN)
+
+    assert (await submit()).submission.state == "submitted"
+    assert (world.calls(), world.errors()) == ({"sbatch": 1}, {})
+    sbatch = tmp_path / "slurm" / "bin" / "sbatch"
+    sbatch.unlink()
+    sbatch.write_text("#!/bin/sh\nexit 1\n")
+    sbatch.chmod(0o755)
+    assert (await submit()).submission.state == "refused"
+    assert world.errors()["sbatch"] == world.calls()["sbatch"] - 1 == 1
