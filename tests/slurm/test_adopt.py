@@ -144,7 +144,9 @@ def test_a_heterogeneous_job(jobs: Jobs) -> None:
 
 @pytest.mark.slow
 def test_the_run_ends_before_the_time_limit_of_the_job(jobs: Jobs) -> None:
-    held = jobs.hold(4, "--time=1")
+    held = jobs.hold(4, "--time=10")
+    limit = "EndTime=now+25"  # --time has whole minutes
+    jobs.cluster.run(["scontrol", "update", f"JobId={held.jobid}", limit], check=True)
     endless = {"worker": role("0-1", SERVE, grace=1), "client": role(2, SERVE, grace=1)}
     run = jobs.outside(jobs.plan(endless, coordinator=2, deadlines={"collect": 5}), held.jobid)
     assert run.wait(limit=90) == 124
