@@ -120,8 +120,8 @@ class Told:
         while True:
             self._check(seq)
             news, found = self._news, self._some(seq)
-            for event in found:
-                seq = event.seq
+            for kept in found:
+                seq, event = kept.seq, kept.event()  # one at a time: many readers may be slow
                 if key is None or event.key == key:
                     yield event
             if not found and self._closed:
@@ -129,6 +129,6 @@ class Told:
             if not found:
                 await news.wait()
 
-    def _some(self, seq: int, many: int = 256) -> list[Event]:
+    def _some(self, seq: int, many: int = 256) -> list[_Kept]:
         begin = bisect_right(self._events, seq, key=attrgetter("seq"))
-        return [self._events[index].event() for index in range(begin, min(begin + many, len(self._events)))]
+        return [self._events[index] for index in range(begin, min(begin + many, len(self._events)))]
