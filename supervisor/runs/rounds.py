@@ -27,7 +27,7 @@ PAUSE: Final = (0.25, 0.002, 0.02)
 """Seconds between rounds: at least, for each who takes part, and for each place. A thousand in a few places are asked
 every other second."""
 AT_ONCE: Final = 4  # close looks at one place: many together would only wait for each other
-CLOSELY: Final = (2.0, 0.1)
+CLOSELY: Final = (10.0, 0.1)
 """Seconds between close looks at the same runs while nothing stirs: at least, and for each that is followed."""
 FOREVER: Final = 1e6  # seconds: nobody waits for a round but the next one of the same place
 
