@@ -19,6 +19,7 @@ from tests.bench.stage import ALLOCCTL, Scene, Stage
 from tests.bench.table import Row, interleaved, rows
 from tests.bench.watchers import PERIOD
 from tests.mounts import two_mounts
+from tests.slurm.jobs import until
 
 DIRECTORIES, FILES = 1000, 100
 _PROJECT = Path(__file__).parents[2]
@@ -117,7 +118,8 @@ def _found(scene: Scene, seen: Path, written: Path, period: float = 0.0, wait: f
     program = [sys.executable, "-c", _PATCHED.format(seconds=period)] if period else []
     process = scene.start([*program, ALLOCCTL, "run", "--dir", str(scene.directory / "runs"), str(plan)])
     scene.words(1)
-    time.sleep(0.3 + wait)  # its agent watches by then
+    until(lambda: _is_watched(seen), f"a watch of {seen}")
+    time.sleep(wait)
     temporary = written / "result.tmp"
     temporary.write_bytes(b'{"completed": 100}\n')
     begin = time.monotonic()
@@ -126,3 +128,13 @@ def _found(scene: Scene, seen: Path, written: Path, period: float = 0.0, wait: f
     lines = map(json.loads, (scene.run_dir / "journal.jsonl").read_text().splitlines())
     at: float = next(line["at"] for line in lines if line.get("answer") == "valid")
     return (at - begin) * 1e3
+
+
+def _is_watched(directory: Path) -> bool:
+    """Whether a process here has asked inotify for the events of a directory."""
+    inode = f" ino:{directory.stat().st_ino:x} "
+    for opened in Path("/proc").glob("[0-9]*/fdinfo/*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if any(line.startswith("inotify ") and inode in line for line in opened.read_text().splitlines()):
+                return True
+    return False
