@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from supervisor.core.slurm import Unreadable, parse_submitted
+from supervisor.core.slurm_records import NO_END
 from supervisor.core.text import printable
 
 # --- sbatch's answer --------------------------------------------------------------------------------------------------
@@ -96,7 +97,7 @@ def sacct_commands_argv(uid: int, minutes: int, cluster: str | None) -> list[str
     """One's own jobs of the last `minutes`, with the command line of each sbatch."""
     where = [f"--clusters={cluster}"] if cluster else []
     how = ["--noheader", "--parsable2", "--allocations", "--duplicates", f"--user={uid}"]
-    return ["sacct", *where, *how, f"--starttime=now-{minutes}minutes", "--format=JobID,SubmitLine"]
+    return ["sacct", *where, *how, f"--starttime=now-{minutes}minutes", NO_END, "--format=JobID,SubmitLine"]
 
 
 def ids_in_queue(text: str, script: str) -> set[str]:

@@ -136,11 +136,16 @@ _EARLIER_FIELDS: Final = SACCT_FIELDS[:-1]
 """Answers that were saved before the partition was asked for are read as well."""
 
 
+NO_END: Final = "--endtime=2100-01-01"
+"""For sacct: later than any record."""
+
+
 def sacct_argv(jobids: Iterable[str], cluster: str | None = None, *, steps: bool = True) -> list[str]:
     """The query for these jobs, steps (unless they are not wanted) and earlier incarnations included.
 
     `--starttime` is given because sacct's own default depends on its version (midnight, or the epoch with
-    `--jobs`); the epoch costs no more than yesterday, since the rows are found by id.
+    `--jobs`); the epoch costs no more than yesterday, since the rows are found by id. `--endtime` is given because
+    sacct's own is now, by the clock of this host: one that is behind hides what has just happened (measured).
     """
     return [
         "sacct",
@@ -148,6 +153,7 @@ def sacct_argv(jobids: Iterable[str], cluster: str | None = None, *, steps: bool
         "--noheader",
         "--duplicates",
         "--starttime=1970-01-01",
+        NO_END,
         *([] if steps else ["--allocations"]),
         *([f"--clusters={cluster}"] if cluster else []),
         "--jobs=" + ",".join(jobids),

@@ -461,7 +461,7 @@ def test_queries_are_about_ones_own_jobs() -> None:
     assert squeue_commands_argv(None) == ["squeue", "--me", "--noheader", "--states=all", "--format=%i|%o"]
     assert squeue_commands_argv("east")[1] == "--clusters=east"
     argv = sacct_commands_argv(1000, 75, "east")
-    assert {"--user=1000", "--starttime=now-75minutes", "--clusters=east"} <= set(argv)
+    assert {"--user=1000", "--starttime=now-75minutes", "--endtime=2100-01-01", "--clusters=east"} <= set(argv)
 
 
 SCRIPT = "/runs/a b/submit-1/job.sh"
