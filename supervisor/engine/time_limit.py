@@ -1,5 +1,9 @@
 """Slurm's time limit of the job, as the engine's host counts: read at the start, again while the job runs, and once
-more when it seems to have come, for a limit can be changed under way."""
+more when it seems to have come, for a limit can be changed under way.
+
+This host's wall clock is asked once, at the first reading. From then on the limit moves as Slurm's EndTime does: a
+clock that is set meanwhile moves nothing.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +53,7 @@ class TimeLimit:
         self._post = post
         self._state = state
         self._loop = asyncio.get_running_loop()
+        self._told: tuple[float, float] | None = None  # EndTime, and what it is on the monotonic clock
 
     async def follow(self) -> None:
         """Slurm's EndTime now, and again when half of the rest has passed: a limit may be changed under way."""
@@ -63,8 +68,12 @@ class TimeLimit:
         end = await self._clock.end_time()
         if end is None:
             return
-        end_at = self._loop.time() + (end - time.time())
-        known = self._state().end_at
-        if known is not None and abs(known - end_at) < 1.0:
-            return
+        if self._told is None:
+            end_at = self._loop.time() + (end - time.time())
+        else:
+            before, end_at = self._told
+            if abs(end - before) < 1.0:
+                return
+            end_at += end - before
+        self._told = end, end_at
         self._post(ev.TimeLimitKnown(end_at, utc(end, "seconds")))
