@@ -102,4 +102,11 @@ class Rounds:
 
 
 def _stirring(asked: list[Stirring]) -> frozenset[Stirring]:
-    return frozenset(who for who in asked if who.stirs())
+    return frozenset(filter(_stirs, asked))
+
+
+def _stirs(who: Stirring) -> bool:
+    try:
+        return who.stirs()
+    except Exception:  # noqa: BLE001 - the close look that follows runs into it as well, and tells
+        return True

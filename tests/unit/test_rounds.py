@@ -25,7 +25,7 @@ class Run:
     """`answers`: what its next looks see."""
 
     place: str
-    answers: list[bool] = field(default_factory=list)
+    answers: list[bool | Exception] = field(default_factory=list)
     asked: int = 0
     hangs: threading.Event | None = None
     woken: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
@@ -34,7 +34,10 @@ class Run:
         self.asked += 1
         if self.hangs is not None:
             self.hangs.wait(LIMIT)
-        return bool(self.answers) and self.answers.pop(0)
+        answer = self.answers.pop(0) if self.answers else False
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def wake(self) -> None:
         self.woken.put_nowait(self.asked)
@@ -68,6 +71,15 @@ async def test_a_place_that_does_not_answer_holds_one_thread_and_nobody_else() -
         assert dead.asked == 1
         release.set()
         await asyncio.wait_for(dead.woken.get(), LIMIT)
+        going.cancel()
+
+
+async def test_a_fault_is_for_the_close_look_to_tell() -> None:
+    rounds, broken, well = Rounds(), Run("/a", [RuntimeError("broken")]), Run("/a", [False, False, True])
+    with rounds.among(broken, broken.wake), rounds.among(well, well.wake):
+        going = asyncio.create_task(rounds.run())
+        assert await asyncio.wait_for(broken.woken.get(), LIMIT) == 1
+        assert await asyncio.wait_for(well.woken.get(), LIMIT) == 3
         going.cancel()
 
 
