@@ -17,31 +17,12 @@ import pytest
 
 from supervisor.cli.asking import ask, lines
 from tests.cluster import Cluster
-from tests.slurm.jobs import ALLOCCTL, SERVE, UP, Event, Jobs, alive, role, sh, until
+from tests.slurm.gate import Gate
+from tests.slurm.jobs import ALLOCCTL, SERVE, Event, Jobs, alive, role, until
 from tests.systemd.manager import LIMIT, Manager
 from tests.systemd.test_service import SERVICE, Service
 
 NAME = f"many-{os.getpid()}"
-
-
-class Gate:
-    """A pipe at which a rank waits, at no cost, until it is let go."""
-
-    def __init__(self, path: Path) -> None:
-        os.mkfifo(path)
-        self._path = path
-        self._pipe = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-
-    def then(self, last: str) -> list[str]:
-        """A rank's command: it says that it is up, waits, and does `last`."""
-        return sh(f"{UP}; read line <{self._path}; {last}")
-
-    def open(self) -> None:
-        """Let it go."""
-        os.write(self._pipe, b"\n")
-
-    def close(self) -> None:
-        os.close(self._pipe)
 
 
 @dataclass
