@@ -190,7 +190,11 @@ class Cluster:
 
     def kill_slurmctld(self) -> None:
         """KILL to slurmctld: what it has not saved is lost. Returns when it is gone."""
-        self._end_daemon("slurmctld", signal.SIGKILL)
+        self.kill_daemon("slurmctld")
+
+    def kill_daemon(self, name: str) -> None:
+        """KILL to any of them; returns when it is gone."""
+        self._end_daemon(name, signal.SIGKILL)
 
     def start_slurmd(self, node: str) -> None:
         """Starts a node's slurmd and returns when slurmctld can use the node."""
