@@ -3,7 +3,7 @@
 #
 #   make test    all tests, after ruff and mypy     ARGS="-k marker -x" goes to pytest
 #   make quick   the tests that need no cluster and no waiting
-#                in two processes with a cluster of their own each, and in three: JOBS=1 is one after the other
+#                both in three processes, each with a cluster of its own: JOBS=1 is one after the other
 #   make lint    ruff and mypy alone
 #   make demo    a run that succeeds, and one whose worker dies, both without Slurm
 #   make bench   how fast it is on this machine
@@ -13,6 +13,8 @@ VENV := .venv
 STAMP := $(VENV)/.synced
 UV_VERSION := 0.13.9
 ARGS ?=
+# The tests wait more than they compute: three processes keep two cores busy.
+JOBS ?= 3
 
 # A shim of a version manager may be named python3.11 and run nothing: each candidate is asked.
 CANDIDATES := $(PYTHON) python3.11 /usr/bin/python3.11 python3.12 python3.13 python3.14 python3 /usr/bin/python3
@@ -27,14 +29,13 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 # Whoever is done takes half of what another has left, so that no long file is the last one alone.
-PYTEST := $(VENV)/bin/pytest --dist worksteal --max-worker-restart=0
+PYTEST := $(VENV)/bin/pytest -n $(JOBS) --dist worksteal --max-worker-restart=0
 
 test: lint
-	$(PYTEST) -n $(or $(JOBS),2) $(ARGS)
+	$(PYTEST) $(ARGS)
 
-# They wait for a third of their time: with three processes two cores are busy.
 quick: $(STAMP)
-	$(PYTEST) -n $(or $(JOBS),3) -m 'not slurm and not slow' --hypothesis-profile=quick $(ARGS)
+	$(PYTEST) -m 'not slurm and not slow' --hypothesis-profile=quick $(ARGS)
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .
