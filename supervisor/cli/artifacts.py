@@ -90,7 +90,10 @@ def run(args: argparse.Namespace) -> int:
         _options_fit(args)
         contracts = _of_directory(args) if args.contract or args.plan else _of_run(on_disk(args, args.where))
     except (NoSuchRun, Unreadable) as error:
-        return refuse(args, f"{error}; or say how to judge a directory: --contract or --plan", codes.UNREACHABLE)
+        from supervisor.cli.daemon import with_hosts
+
+        text = f"{with_hosts(error)}; or say how to judge a directory: --contract or --plan"
+        return refuse(args, text, codes.UNREACHABLE)
     except (PlanErrors, _Unclear) as error:
         return refuse(args, error, codes.CONFIG)
     except _Broke as error:

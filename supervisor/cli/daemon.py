@@ -281,8 +281,8 @@ def elsewhere() -> list[Owner]:
 
 def with_hosts(error: object) -> str:
     """What was not found here may be known to a daemon on another login node."""
-    found = elsewhere()
-    return f"{error}; {advice()}" if found else str(error)
+    text = str(error)
+    return f"{text}; {there}" if elsewhere() and (there := advice()) not in text else text
 
 
 def code_of(error: Absent | NobodyAnswers | Refused) -> int:

@@ -23,7 +23,14 @@ def complain(text: object) -> None:
 
 
 def refuse(args: argparse.Namespace, error: object, code: int) -> int:
-    """Say why a verb cannot do what was asked, as a document too where one was asked for. Returns the exit code."""
+    """Say why a verb cannot do what was asked, as a document too where one was asked for. Returns the exit code. A run
+    that is unknown here may be known to a daemon on another login node: that one is named."""
+    from supervisor.runs.registry import NoSuchRun
+
+    if isinstance(error, NoSuchRun):
+        from supervisor.cli.daemon import with_hosts
+
+        error = with_hosts(error)
     complain(error)
     if args.json:
         import json

@@ -28,6 +28,7 @@ from typing import Any, Final
 from supervisor.cli import units
 from supervisor.cli.arguments import seconds
 from supervisor.cli.asking import NobodyAnswers, Refused, ask, listener, socket_path
+from supervisor.cli.daemon import with_hosts
 from supervisor.cli.output import refuse, sentence, tell
 from supervisor.core import codes
 from supervisor.service.place import Owner, owners
@@ -354,7 +355,7 @@ def _stop(args: argparse.Namespace, told: Told) -> int:
         _end(by_hand)
         told.say(f"the daemon, process {by_hand.pid}, was stopped")
     if not told.sentences:
-        told.say("no daemon runs here")
+        told.say(with_hosts("no daemon runs here"))
     told.document.update({"stopped": in_unit or by_hand is not None})
     return codes.OK
 
@@ -418,7 +419,7 @@ def _reload(args: argparse.Namespace, told: Told) -> int:
         _signal(by_hand, signal.SIGHUP)
         told.say(f"the daemon, process {by_hand.pid}, reads its settings again: its log tells what came of it")
     else:
-        raise Failed("no daemon runs here: it reads its settings when it starts", codes.UNREACHABLE)
+        raise Failed(with_hosts("no daemon runs here: it reads its settings when it starts"), codes.UNREACHABLE)
     return codes.OK
 
 

@@ -15,7 +15,7 @@ import json
 from typing import TYPE_CHECKING
 
 from supervisor.cli.arguments import add_socket
-from supervisor.cli.daemon import Absent, Daemon, Document, allocation, code_of, names_of, standing, with_hosts
+from supervisor.cli.daemon import Absent, Daemon, Document, allocation, code_of, names_of, standing
 from supervisor.cli.held import disk_name, find_held, written
 from supervisor.cli.output import complain, refuse, tell
 from supervisor.core import codes
@@ -65,9 +65,7 @@ def run(args: argparse.Namespace) -> int:
         return refuse(args, error, error.code)
     except (Absent, NobodyAnswers, Refused) as error:
         return refuse(args, error, code_of(error))
-    except NoSuchRun as error:
-        return refuse(args, with_hosts(error), codes.UNREACHABLE)
-    except Unreadable as error:
+    except (NoSuchRun, Unreadable) as error:
         return refuse(args, error, codes.UNREACHABLE)
     return _done(args, text, None)
 

@@ -25,7 +25,7 @@ def tell_job(args: argparse.Namespace, error: NoSuchRun, held: Document | None =
     allocation as allocd has it."""
     found = _submission(held["jobid"] if held else args.run)
     if found is None:
-        return _tell_held(args, held) if held else _tell_unknown(args, error)
+        return _tell_held(args, held) if held else refuse(args, error, codes.UNREACHABLE)
     submission, target = found
     parts = [_part(unit) for unit in target.units]
     if args.json:
@@ -64,12 +64,6 @@ def _tell_held(args: argparse.Namespace, held: Document) -> int:
     if held["trouble"]:
         print(f"  {held['trouble']}")
     return codes.OK
-
-
-def _tell_unknown(args: argparse.Namespace, error: NoSuchRun) -> int:
-    from supervisor.cli.daemon import with_hosts
-
-    return refuse(args, with_hosts(error), codes.UNREACHABLE)
 
 
 def tell_output(args: argparse.Namespace, error: NoSuchRun) -> int:
