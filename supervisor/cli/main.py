@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Final, NoReturn
 
-from supervisor.cli.output import ENDING, complain, end_with, flush_stdout, sentence
+from supervisor.cli.output import ENDING, complain, end_with, flush_stdout, sentence, tell
 from supervisor.cli.runner import quoting
 from supervisor.core import codes
 
@@ -103,6 +103,10 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: object) -> None:
         super().__init__(**{"allow_abbrev": False, **options})  # type: ignore[arg-type]
+
+    def print_help(self, file: object = None) -> None:
+        """To stdout. (argparse of 3.11.7 takes no notice where that cannot be written.)"""
+        tell(self.format_help().rstrip("\n"))
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
