@@ -140,7 +140,7 @@ ENDING_SIGNALS: Final = frozenset({1, 2, 3, 15})
 KILLED: Final = frozenset({SIGNAL_BASE + 9, SIGNAL_BASE + 15})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class End:
     """How a rank's main process ended, as its agent saw it (`code` or `signal`), or as srun says where no agent
     runs. `ordered`: we had told it to stop. `outside`: the agent was signalled by someone else before."""
@@ -190,7 +190,7 @@ class Decision:
     exit: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RankState:
     """One rank: what the plan says of it, and what has been seen of it."""
 

@@ -23,6 +23,7 @@ class _Place:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.at = float("-inf")
+        self.listed: Sequence[str] = ()
         self.names: Mapping[str, Sequence[str]] = {}
 
 
@@ -41,8 +42,9 @@ class Listings:
         with known.lock:
             begun = self._clock()
             if fresh or begun - known.at > self._age:
-                known.names = by_job(os.listdir(place))
-                known.at = begun
+                listed, known.at = os.listdir(place), begun
+                if listed != known.listed:  # mostly nothing has changed, and to read two thousand names takes a while
+                    known.listed, known.names = listed, by_job(listed)
             return known.names.get(whole(jobid), ())
 
 

@@ -218,7 +218,8 @@ class Wait:
         if self._target.alone:
             return [self._look()]
         polling = [self._poller.run()] if self._polls else []
-        return [self._look(), *polling, self._cancel_when_asked()]
+        cancelling = [self._cancel_when_asked()] if self._cancel else []
+        return [self._look(), *polling, *cancelling]
 
     async def _look(self) -> None:
         await self._begun.wait()
