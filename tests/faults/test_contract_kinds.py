@@ -47,7 +47,7 @@ def test_a_sweep_without_a_success_is_none(local: Local) -> None:
     assert (run.code, states(run)) == (65, {"sweep": "invalid"})
     (item,) = run.receipt()["artifacts"]
     problem = "r_conc8.json: completed: found 0, which is not a success; expected more than 0"
-    assert item["finding"]["problems"] == [problem]
+    assert problem in item["finding"]["problems"]  # a look may fall between the two files, and miss the first
 
 
 @pytest.mark.slow
