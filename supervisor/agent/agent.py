@@ -17,6 +17,7 @@ events under "e". What is longer than a line, the specification of the rank, tra
     ping {}                                    signalled {signal}   pong {}   hint {}   note {text}
 
     spec: argv, tag, out, err (paths), and with defaults env {}, unset [], cwd null, stop_signal 15, grace 30,
+          lease 600: seconds without a command after which the channel counts as ended,
           watch []: [root, directory, levels below it] of what hints tell the changes of, see hints.py,
           fetch null: the specification of what bye makes it fetch first
 
@@ -28,7 +29,9 @@ handlers, so a stop that falls in there waits for the exec.
 WHO DECIDES. The engine. The agent reports what it sees and does what it is told; only two things make it act
 alone: a signal (Slurm wants the step to end: it reports, then stops the rank as the spec says), and the end
 of the channel: standard input at its end, or standard output without a reader. Then nobody is left who could
-ever stop this rank: TERM at once, KILL after 1.5 s, exit 70, all within 2 s.
+ever stop this rank: TERM at once, KILL after 1.5 s, exit 70, all within 2 s. Where the engine's host has died nobody
+closes the channel, and Slurm was seen not to notice the end of an srun that was killed with its engine: then the lease
+runs out, which every command renews, a ping every 5 s.
 
 THE STORY. Every run of an agent is a path through these states, and `gone` is the last event of every path.
 
@@ -71,7 +74,7 @@ import signal
 import sys
 import time
 
-from supervisor.agent.channel import GRACE_LIMIT, Channel, Spec, between, encode, introduction
+from supervisor.agent.channel import GRACE_LIMIT, LEASE, Channel, Spec, between, encode, introduction
 from supervisor.agent.processes import (
     EXIT_FAILED,
     EXIT_FAULT,
@@ -189,6 +192,7 @@ class Agent:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self.selector.register(self.wakeup, selectors.EVENT_READ, self.on_wakeup)  # first: the fast path
         self.channel.listen()
+        self.hasten(self.on_lease_end, LEASE)
         self.emit("hello", **introduction(), rank=self.rank)
         if trouble:
             self.note(trouble)
@@ -201,6 +205,7 @@ class Agent:
     # commands
 
     def on_command(self, command: dict[str, Any]) -> None:
+        self.due[self.on_lease_end] = time.monotonic() + (self.spec.lease if self.spec else LEASE)
         COMMANDS.get(str(command.get("c")), Agent.on_unknown)(self, command)
 
     def on_unknown(self, command: dict[str, Any]) -> None:
@@ -548,6 +553,10 @@ class Agent:
 
     def leave(self) -> None:
         self.finished = True
+
+    def on_lease_end(self) -> None:
+        self.note("no word from the engine for too long: it counts as gone")
+        self.on_channel_end()
 
     def on_channel_end(self) -> None:
         """Nobody hears us, or nobody speaks to us: the one case in which we decide."""

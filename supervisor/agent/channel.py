@@ -19,6 +19,7 @@ LINE_LIMIT = 1000  # with the newline: Slurm keeps such lines whole even when se
 GRACE_LIMIT = 3600.0
 DEPTH_LIMIT = 1000  # levels of directories
 FETCH_LIMIT = 86400.0
+LEASE, LEASE_LIMIT = 600.0, 86400.0  # an engine that is stopped for minutes, in a debugger say, harms nothing
 OUTBOX_LIMIT = 64 << 10  # bytes: when the channel is stuck that far, this is dropped:
 MAY_BE_DROPPED = ("pong", "hint", "note")
 
@@ -167,6 +168,7 @@ class Spec:
         self.cwd = None if cwd is None else text(cwd, "cwd")
         self.stop_signal = int(between(document.get("stop_signal", signal.SIGTERM), "stop_signal", 1, 64))
         self.grace = between(document.get("grace", 30.0), "grace", 0, GRACE_LIMIT)
+        self.lease = between(document.get("lease", LEASE), "lease", 0, LEASE_LIMIT)
         fetch = document.get("fetch")
         self.fetch: dict[str, Any] | None = None if fetch is None else typed(fetch, "fetch", dict)
         if self.fetch is not None:

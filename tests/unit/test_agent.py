@@ -869,6 +869,25 @@ def test_the_end_of_the_channel_ends_everything_within_two_seconds(engine: Engin
     assert engine.sweep() == (0, {"e": "swept", "killed": 0, "left": 0})
 
 
+def test_an_engine_that_says_nothing_for_too_long_counts_as_gone(engine: Engine) -> None:
+    pid = engine.start(["sleep", "300"], lease=0.5)
+    assert engine.until("ended")["signal"] == signal.SIGTERM
+    assert engine.wait() == processes.EXIT_LOST
+    assert "no word from the engine" in engine.seen("note")[0]["text"]
+    assert not alive(pid)
+
+
+def test_every_ping_renews_the_lease(engine: Engine) -> None:
+    engine.start(["sleep", "300"], lease=1.0)
+    end = time.monotonic() + 1.2
+    while time.monotonic() < end:
+        engine.say("ping")
+        assert engine.next()["e"] == "pong"
+        with pytest.raises(AssertionError, match="silent"):
+            engine.line(0.1)
+    assert engine.until("ended")["signal"] == signal.SIGTERM
+
+
 def test_the_end_of_the_channel_is_term_at_first(engine: Engine) -> None:
     engine.python(COUNTING, stop_signal=int(signal.SIGUSR1), grace=3600)
     engine.hang_up()
