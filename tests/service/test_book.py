@@ -31,9 +31,9 @@ class Disk:
 
     def put(self, descriptor: int, data: bytes) -> None:
         self.writes += 1
-        if self.error:
+        if error := self.error:  # read once: a thread writes, and it is mended beside that
             os.write(descriptor, data[: len(data) // 2])
-            raise OSError(self.error, os.strerror(self.error))
+            raise OSError(error, os.strerror(error))
         put(descriptor, data)
 
 

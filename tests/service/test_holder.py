@@ -318,12 +318,16 @@ async def test_a_cancel_while_sbatch_runs_settles_both(site: Site) -> None:
 
 
 class Doubts:
-    """A Slurm that does not tell what became of a submission."""
+    """A Slurm that does not tell what became of a submission. `asked` is set when somebody wants to know."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
 
     async def submit(self, order: Order, plan_text: str) -> Submitted:
         raise AssertionError("nothing is to be submitted")
 
     async def settle(self, directory: str) -> Submitted | None:
+        self.asked.set()
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -331,15 +335,21 @@ class Doubts:
 async def test_the_end_does_not_wait_for_what_became_of_an_earlier_submission(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def write(descriptor: int, data: bytes) -> None:
+        put(descriptor, data)
+        if b'"SubmissionBegun"' in data:
+            raise Killed
+
     with suppress(ExceptionGroup):
-        async with site.holder(dies_at(3, "after")) as holder:  # Accepted, Admitted, SubmissionBegun
+        async with site.holder(write) as holder:
             await holder.submit(site.request(), None)
             await asyncio.wait([holder._book.failed])
-    monkeypatch.setattr(Scene, "submitter", lambda *_: Doubts())
+    doubts = Doubts()
+    monkeypatch.setattr(Scene, "submitter", lambda *_: doubts)
     async with site.holder() as holder:
         (held,) = holder.allocations()
         assert held.state == "submitting"
-        await asyncio.sleep(0.05)
+        await asyncio.wait_for(doubts.asked.wait(), 10)
         began = time.monotonic()
     assert time.monotonic() - began < STOP_LIMIT / 2
 
