@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.service.interface import STATES
+from supervisor.service.interface import STATES, Refusal
 from supervisor.service.requests import BODY
 from tests.service.client import Answer, ask, connected
 from tests.service.world import World, served
@@ -144,6 +144,7 @@ async def test_what_is_wrong_is_said(
 ) -> None:
     world = World()
     world.put()
+    world.upset["unfit"] = Refusal(422, "unfit", "plan:1: found unfit; expected a plan", errors=[])
     async with served(world, tmp_path) as (_, path), connected(path) as line:
         answer = await line.ask(method, target, body)
         assert problem(answer)[:2] == kind
@@ -202,7 +203,9 @@ async def test_a_body_has_a_limit_whether_or_not_its_length_is_told(tmp_path: Pa
 
 async def test_a_fault_is_told_to_the_house_and_not_to_the_client(tmp_path: Path) -> None:
     faults: list[str] = []
-    async with served(World(), tmp_path, faults) as (_, path):
+    world = World()
+    world.upset["break"] = RuntimeError("a secret of the house")
+    async with served(world, tmp_path, faults) as (_, path):
         answer = await ask(path, "POST", "/v1/allocations", {**PLAN, "plan": "break"})
         assert problem(answer)[:2] == (500, "fault")
         assert b"secret" not in answer.body

@@ -40,6 +40,7 @@ class World:
         self.meter = Metrics()
         self.meter.gauge("allocd_allocations", "Allocations, by state.", "state", self.states)
         self._since = datetime.now(UTC).isoformat()
+        self.upset: dict[str, Exception] = {}  # by plan: what comes of submitting it
         self.waiting = 0  # readers of events that know all there is
         self._held: dict[str, Allocation] = {}
         self._asked: dict[str, tuple[Any, str]] = {}
@@ -99,10 +100,8 @@ class World:
         raise Refusal(404, "not_found", f"there is no allocation {name!r}")
 
     async def submit(self, request: SubmitRequest, key: str | None) -> Allocation:
-        if request.plan == "unfit":
-            raise Refusal(422, "unfit", "plan:1: found unfit; expected a plan", errors=[])
-        if request.plan == "break":
-            raise RuntimeError("a secret of the house")
+        if request.plan in self.upset:
+            raise self.upset[request.plan]
         return await self._new("submitted", request, key)
 
     async def adopt(self, request: AdoptRequest, key: str | None) -> Allocation:
