@@ -27,7 +27,7 @@ from supervisor.agent.copying import Gatherer, Limits, escape, opened_file, spli
 from supervisor.core.layout import COLLECTED, PLAN_COPY, Layout
 from supervisor.core.substitution import substitute
 from supervisor.engine.promised import Collection, Promised, compare, read
-from supervisor.engine.threads import in_thread
+from supervisor.loop.threads import in_thread
 
 NEVER_RAN: Final = "it was never started"
 CUT_OFF: Final = "its fetching was cut off"

@@ -39,9 +39,9 @@ from supervisor.engine.journal import Journal
 from supervisor.engine.looker import Looker, marker_event
 from supervisor.engine.promised import promised_files
 from supervisor.engine.steps import Steps
-from supervisor.engine.threads import in_thread
 from supervisor.engine.time_limit import EndTimeReader, TimeLimit
 from supervisor.launch.base import Launcher
+from supervisor.loop.threads import in_thread
 
 MARKER_LIMIT: Final = 8.0
 FOR_THE_END: Final = ("supervisor.core.receipt", "supervisor.engine.receipts")

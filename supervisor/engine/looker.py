@@ -34,8 +34,8 @@ from supervisor.core.artifacts import Finding, instances
 from supervisor.core.layout import Layout
 from supervisor.core.marker import Foreign, Garbage, Marker, Reading, explain
 from supervisor.engine import markers
-from supervisor.engine.threads import in_thread
 from supervisor.engine.watcher import Manner, Watcher
+from supervisor.loop.threads import in_thread
 from supervisor.watch.polling import Target
 
 LOOK_LIMIT: Final = 25.0  # seconds for one contract; longer is a file system that does not answer

@@ -16,10 +16,10 @@ from supervisor.core.layout import Layout
 from supervisor.core.state import RunState
 from supervisor.engine.engine import Engine, Reporter
 from supervisor.engine.signals import hearing
-from supervisor.engine.threads import in_thread
 from supervisor.engine.time_limit import EndTimeReader
 from supervisor.launch.base import Launcher
 from supervisor.launch.process import use_pidfd_watcher
+from supervisor.loop.threads import in_thread
 
 STOPPING: Final = {
     signal.SIGTERM: "TERM",

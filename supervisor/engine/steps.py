@@ -20,9 +20,9 @@ from supervisor.core.text import printable
 from supervisor.engine import channel
 from supervisor.engine.journal import Journal
 from supervisor.engine.looker import Looker
-from supervisor.engine.threads import in_thread
 from supervisor.launch.base import Launcher, NoStep
 from supervisor.launch.process import StepProcess
+from supervisor.loop.threads import in_thread
 
 PING_EVERY: Final = 5.0  # seconds
 SILENT_AFTER: Final = 15.0  # seconds without an answer: three pings

@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-from supervisor.engine.threads import in_thread
+from supervisor.loop.threads import in_thread
 from supervisor.watch import polling
 from supervisor.watch.filesystems import UNKNOWN, FileSystem, file_system
 from supervisor.watch.polling import Pace, Sight, Target

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from supervisor.core.answers import Answer
 from supervisor.core.truth import Truth
-from supervisor.engine.threads import in_thread
+from supervisor.loop.threads import in_thread
 from supervisor.runs.papers import papers_of
 from supervisor.runs.sealing import Sealed, seal_adopted
 from supervisor.scheduler.client import Queue

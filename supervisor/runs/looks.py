@@ -17,10 +17,10 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from typing import Final
 
-from supervisor.engine.threads import in_thread
+from supervisor.loop.flag import Flag
+from supervisor.loop.threads import in_thread
 from supervisor.runs.follow import Follower, LogLines, News, Trouble
 from supervisor.runs.rounds import Rounds
-from supervisor.scheduler.flag import Flag
 
 SHORTEST: Final = 0.2  # seconds between looks while there is news
 LONGEST: Final = 2.0  # and while there is none

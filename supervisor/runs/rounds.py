@@ -21,7 +21,7 @@ from random import uniform
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
-from supervisor.engine.threads import in_thread
+from supervisor.loop.threads import in_thread
 
 PAUSE: Final = (0.25, 0.002, 0.02)
 """Seconds between rounds: at least, for each who takes part, and for each place. A thousand in a few places are asked

@@ -18,7 +18,8 @@ from typing import Any, Final, Protocol
 
 from supervisor.core.parts import Parts
 from supervisor.core.truth import Truth
-from supervisor.engine.threads import in_thread
+from supervisor.loop.flag import Flag
+from supervisor.loop.threads import in_thread
 from supervisor.runs.follow import Follower, LogLines, News, Over, may_be_of_job
 from supervisor.runs.looks import Looks
 from supervisor.runs.registry import attempt_of, runs_of_job
@@ -26,7 +27,6 @@ from supervisor.runs.rounds import Rounds
 from supervisor.runs.saved import run_document
 from supervisor.runs.sealing import Sealed, came_again, find_runs, gather, is_denied, jobs_own, seal_job, sealed_already
 from supervisor.runs.target import Target
-from supervisor.scheduler.flag import Flag
 from supervisor.scheduler.poller import Poller, Seen
 from supervisor.scheduler.verify import Asked, verify_job
 

@@ -45,8 +45,8 @@ from typing import Final, Literal, Protocol
 from supervisor.core.answers import Answer
 from supervisor.core.slurm_queue import QueueRow
 from supervisor.core.truth import Truth
+from supervisor.loop.flag import Flag
 from supervisor.scheduler.client import Queue
-from supervisor.scheduler.flag import Flag
 from supervisor.scheduler.inquiry import USUAL, Inquiry, Pace
 
 _BACKOFF: Final = 2.0

@@ -41,8 +41,8 @@ from supervisor.core.settling import (
     squeue_commands_argv,
 )
 from supervisor.core.submission import PLAN, RECORD, SCRIPT, Order, Submission, submission_environment
+from supervisor.loop.flag import Flag
 from supervisor.scheduler.client import Printed, SlurmClient, utc_now
-from supervisor.scheduler.flag import Flag
 from supervisor.scheduler.record import read_record
 
 DEADLINE: Final = 60.0

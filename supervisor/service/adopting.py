@@ -25,7 +25,7 @@ from typing import Final, Protocol
 
 from supervisor.core import codes
 from supervisor.core.fields import PlanErrors
-from supervisor.engine.threads import in_thread
+from supervisor.loop.threads import in_thread
 from supervisor.runs import start as starts
 from supervisor.runs.papers import papers_of
 from supervisor.runs.plans import plan_of

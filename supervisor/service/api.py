@@ -23,7 +23,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from supervisor.core.fields import Table
-from supervisor.engine.threads import in_thread
+from supervisor.loop.threads import in_thread
 from supervisor.service import documents, metrics, problems, requests
 from supervisor.service.interface import Allocation, Answering, Document, Refusal
 from supervisor.service.logs import Wanted, count_ranks, log_lines

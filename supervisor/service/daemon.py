@@ -23,7 +23,7 @@ import structlog
 
 from supervisor.core import codes
 from supervisor.engine.signals import hearing
-from supervisor.engine.threads import in_thread
+from supervisor.loop.threads import in_thread
 from supervisor.service.api import Api
 from supervisor.service.book import Book
 from supervisor.service.holder import Holder

@@ -15,7 +15,7 @@ from supervisor.core import events as run_events
 from supervisor.core import kept_events as ev
 from supervisor.core.story import tell
 from supervisor.core.truth import Truth
-from supervisor.engine.threads import in_thread
+from supervisor.loop.threads import in_thread
 from supervisor.runs.adopted import settle
 from supervisor.runs.follow import Follower, LogLines, News, Over, Told, Trouble, no_logs
 from supervisor.runs.papers import RECEIPT, RUN_RECEIPT

@@ -28,7 +28,7 @@ from supervisor.core import kept_events as ev
 from supervisor.core.keeping import IllegalEvent
 from supervisor.core.kept import Kept
 from supervisor.core.slurm import parse_job_id
-from supervisor.engine.threads import in_thread
+from supervisor.loop.threads import in_thread
 from supervisor.service.book import Book
 from supervisor.service.found import Found, Line
 from supervisor.service.interface import (

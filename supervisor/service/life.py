@@ -30,13 +30,13 @@ from supervisor.core.kept import HELD, Kept
 from supervisor.core.sbatch_options import Misfit
 from supervisor.core.state import RunState
 from supervisor.core.submission import Order
-from supervisor.engine.threads import in_thread
+from supervisor.loop.flag import Flag
+from supervisor.loop.threads import in_thread
 from supervisor.runs.copies import LIMIT, copy_file, copy_run
 from supervisor.runs.ordering import Terms
 from supervisor.runs.papers import Unreadable
 from supervisor.runs.plans import plan_of
 from supervisor.runs.registry import job_receipt, register_job
-from supervisor.scheduler.flag import Flag
 from supervisor.scheduler.submit import Stop, Submitted
 from supervisor.service.book import FULL, PLAN, REQUEST, Book
 from supervisor.service.following import Following

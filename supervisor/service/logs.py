@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from supervisor.engine.threads import in_thread
+from supervisor.loop.threads import in_thread
 from supervisor.runs.growing import Lines, Logs
 from supervisor.runs.papers import opening_of
 from supervisor.service.interface import Allocation

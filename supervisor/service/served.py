@@ -25,7 +25,7 @@ from supervisor import __version__
 from supervisor.core import events as ev
 from supervisor.core.state import RankState, RunState
 from supervisor.core.story import tell
-from supervisor.engine.threads import in_thread
+from supervisor.loop.threads import in_thread
 from supervisor.service.interface import (
     STATES,
     AdoptRequest,

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from supervisor.core import codes
 from supervisor.core.parts import Parts
 from supervisor.core.submission import Order
-from supervisor.engine.threads import in_thread
+from supervisor.loop.threads import in_thread
 from supervisor.runs.listing import Listings
 from supervisor.runs.rounds import Rounds
 from supervisor.runs.waiting import Client

@@ -1,7 +1,7 @@
 """The house's two laws, read from the sources: the core touches nothing, and imports go one way.
 
 cli, service -> runs -> engine -> launch, watch, scheduler, hosts -> core;   contracts -> watch, core;   agent stands
-alone
+alone, and so does loop, which all but agents and the core use
 """
 
 from __future__ import annotations
@@ -46,18 +46,19 @@ REACHING = {"open", "input", "print", "exec", "eval", "compile", "__import__", "
 CLOCKS = {"now", "utcnow", "today", "monotonic", "perf_counter", "time_ns"}
 
 ANYTHING = frozenset(
-    {"agent", "cli", "contracts", "core", "engine", "hosts", "launch", "runs", "scheduler", "service", "watch"}
+    {"agent", "cli", "contracts", "core", "engine", "hosts", "launch", "loop", "runs", "scheduler", "service", "watch"}
 )
 ARROWS: dict[str, frozenset[str]] = {
     "core": frozenset(),
     "agent": frozenset({"watch"}),  # it runs alone on a node, and its archive holds what it takes from there
     "contracts": frozenset({"core", "watch"}),
     "watch": frozenset(),  # agents use it
+    "loop": frozenset(),
     "hosts": frozenset({"core"}),
-    "scheduler": frozenset({"core", "hosts"}),
+    "scheduler": frozenset({"core", "hosts", "loop"}),
     "launch": frozenset({"core", "hosts", "scheduler", "agent"}),  # a step is signalled through Slurm's client
-    "engine": frozenset({"core", "contracts", "agent", "launch", "watch", "scheduler", "hosts"}),
-    "runs": frozenset({"core", "engine", "scheduler", "agent"}),  # files are copied in the same way everywhere
+    "engine": frozenset({"core", "contracts", "agent", "launch", "loop", "watch", "scheduler", "hosts"}),
+    "runs": frozenset({"core", "engine", "loop", "scheduler", "agent"}),  # files are copied in the same way everywhere
     "service": ANYTHING - {"cli", "service"},
     "cli": ANYTHING - {"cli"},
 }

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from supervisor.loop.flag import Flag
 from supervisor.runs.rounds import AT_ONCE, Rounds
-from supervisor.scheduler.flag import Flag
 
 LIMIT = 20.0
 

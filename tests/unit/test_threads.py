@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from supervisor.engine.threads import in_thread
+from supervisor.loop.threads import in_thread
 
 LIMIT = 10.0
 

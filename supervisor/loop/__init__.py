@@ -1,0 +1,1 @@
+"""What asyncio lacks: blocking work with a deadline that holds, and an event that weighs nothing."""
