@@ -311,7 +311,8 @@ def parse_duration(text: str) -> float | None:
 
 _COMPONENTS: Final = re.compile(r"SLURM_HET_SIZE|SLURM_JOB_\w+_HET_GROUP_\d+")
 
-HOW_TO_REACH: Final = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
+CONFIGURATION: Final = ("SLURM_CONF", "SLURM_CONF_SERVER")
+HOW_TO_REACH: Final = (*CONFIGURATION, "SLURM_JWT")
 
 JOB_SCOPED: Final[tuple[tuple[str, str], ...]] = (
     ("|".join(HOW_TO_REACH), "how to reach the cluster"),

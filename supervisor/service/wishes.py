@@ -11,7 +11,7 @@ from supervisor.core import kept_events as ev
 from supervisor.core.fields import PlanErrors
 from supervisor.core.plan import Plan
 from supervisor.core.sbatch_options import Misfit
-from supervisor.core.slurm import parse_job_id
+from supervisor.core.slurm import CONFIGURATION, parse_job_id
 from supervisor.core.submission import submission_environment
 from supervisor.runs.ordering import Terms, Unfit, terms
 from supervisor.runs.plans import plan_of
@@ -31,6 +31,7 @@ class Wish:
 def submission(request: SubmitRequest, usual: Mapping[str, str]) -> Wish:
     """A plan that sbatch may take. Blocks. Raises Refusal."""
     environ = request.environ or usual
+    _check_reach(environ, usual)
     plan = _plan(request.plan, environ)
     try:
         found, _ = terms(
@@ -52,6 +53,7 @@ def submission(request: SubmitRequest, usual: Mapping[str, str]) -> Wish:
 def adoption(request: AdoptRequest, usual: Mapping[str, str]) -> Wish:
     """A plan for a job that is there. Blocks. Raises Refusal."""
     environ = request.environ or usual
+    _check_reach(environ, usual)
     plan = _plan(request.plan, environ)
     try:
         jobid = parse_job_id(request.jobid).allocation
@@ -64,6 +66,18 @@ def adoption(request: AdoptRequest, usual: Mapping[str, str]) -> Wish:
 def identity(request: SubmitRequest | AdoptRequest) -> Document:
     """What makes it the same request: not the environment, of which no two shells have the same."""
     return {name: value for name, value in asdict(request).items() if name != "environ"}
+
+
+def _check_reach(environ: Mapping[str, str], usual: Mapping[str, str]) -> None:
+    """The job must be where it will be asked about, and cancelled: ids mean other jobs elsewhere. Raises Refusal."""
+    for name in CONFIGURATION:
+        asked, ours = environ.get(name, ""), usual.get(name, "")
+        if asked != ours:
+            here = f"{name} is {asked or 'not set'} where this was asked for, and {ours or 'not set'} for allocd"
+            text = (
+                "which would ask another Slurm about the job: set the same, type `allocctl service install` with it, or"
+            )
+            raise Refusal(422, "unfit", f"{here}, {text} use `--direct`, which needs no allocd")
 
 
 def _plan(text: str, environ: Mapping[str, str]) -> Plan:

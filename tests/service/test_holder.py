@@ -177,6 +177,23 @@ async def test_what_cannot_be_is_refused_at_once(site: Site) -> None:
         assert not holder.allocations()
 
 
+async def test_another_slurm_than_allocds_is_refused(site: Site) -> None:
+    """Its job would be asked about, and cancelled, where its id is another job's."""
+    plain = site.request()
+    elsewhere = {**(plain.environ or {}), "SLURM_CONF": "/elsewhere/slurm.conf"}
+    async with site.holder() as holder:
+        for asking in (
+            holder.submit(replace(plain, environ=elsewhere), None),
+            holder.adopt(AdoptRequest(PLAN, "7", "/", environ=elsewhere), None),
+        ):
+            with pytest.raises(
+                Refusal, match=r"SLURM_CONF is /elsewhere/slurm\.conf where this was asked for"
+            ) as unfit:
+                await asking
+            assert (unfit.value.status, unfit.value.kind) == (422, "unfit")
+        assert not holder.allocations()
+
+
 async def test_a_refusal_by_slurm_is_an_end(site: Site) -> None:
     async def sbatch(_: str) -> Printed:
         return Printed(1, "", "sbatch: error: invalid partition specified: nowhere")
