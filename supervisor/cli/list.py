@@ -15,8 +15,8 @@ from supervisor.cli.daemon import Absent, Document, advice, code_of, daemon_at
 from supervisor.cli.output import complain, refuse, tell
 from supervisor.core import codes
 from supervisor.core.text import printable
+from supervisor.service.interface import STATES
 
-STATES: Final = ("queued", "submitting", "pending", "running", "ending", "damaged", "ended")
 HEAD: Final = ("KEY", "JOB", "STATE", "SLURM", "NAME", "RUN", "")
 
 

@@ -21,11 +21,12 @@ from typing import Any, Final
 from supervisor.cli.arguments import add_socket
 from supervisor.cli.daemon import Absent, Daemon, Document, advice, code_of, daemon_at, names_of, served_run
 from supervisor.cli.held import disk_name, find_held
-from supervisor.cli.list import STATES, table
+from supervisor.cli.list import table
 from supervisor.cli.output import complain, put, refuse, sentence
 from supervisor.core import codes
 from supervisor.core.text import block, printable
 from supervisor.runs.registry import NoSuchRun
+from supervisor.service.interface import STATES
 
 REST: Final = 0.2  # seconds between two drawings
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,8 +36,16 @@ class Asked(NamedTuple):
 
 def registry() -> str:
     """The directory of the links to run directories."""
-    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(state, "allocd", "runs")
+    return os.path.join(state_home(os.environ), "allocd", "runs")
+
+
+def state_home(environ: Mapping[str, str]) -> str:
+    """Where the user wants to have the state of programs. A path that does not begin at the root does not count (XDG
+    Base Directory Specification)."""
+    given = environ.get("XDG_STATE_HOME") or ""
+    if os.path.isabs(given):
+        return given
+    return os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local", "state")
 
 
 def submission_of(jobid: str) -> Submission | None:

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from supervisor.core.fields import Table
 from supervisor.loop.threads import in_thread
+from supervisor.runs.papers import RUN_RECEIPT
 from supervisor.service import documents, metrics, problems, requests
 from supervisor.service.interface import Allocation, Answering, Document, Refusal
 from supervisor.service.logs import Wanted, count_ranks, log_lines
@@ -38,7 +39,6 @@ TEXT: Final = "text/plain; charset=utf-8"
 JSON_LINES: Final = "application/jsonl"
 READ_LIMIT: Final = 10.0  # seconds for a file
 RECEIPT_SIZE: Final = 32 * 1024 * 1024  # bytes: more is no receipt of ours
-RUN_RECEIPT: Final = "receipt.run.json"
 RETRY: Final = b"retry: 1000\n\n"  # milliseconds after which a client that lost its stream asks again
 HEARTBEAT: Final = b": still here\n\n"
 
@@ -370,11 +370,11 @@ OPERATIONS: Final = (
               parameters=requests.EVENTS, problems=("not_found", "gone", "busy")),
     Operation("GET", f"{_ONE}/logs", "logs", "Lines of its logs", _logs, TEXT, parameters=requests.LOGS,
               problems=("not_found", "busy", "storage"), or_else=(JSON_LINES,)),
-    Operation("GET", f"{_ONE}/receipt", "receipt", "Its receipt, as it is on the disk", _receipt, "Receipt",
+    Operation("GET", f"{_ONE}/receipt", "receipt", "Its receipt, as it is on the disk", _receipt, "Object",
               problems=("not_found", "storage")),
     Operation("GET", "/v1/events", "events", "The events of all allocations, as they come", _events, EVENTS,
               parameters=requests.EVENTS, problems=("gone", "busy")),
     Operation("GET", "/v1/health", "health", "How whoever answers is", _health, "Health"),
     Operation("GET", "/metrics", "metrics", "Metrics for Prometheus", _metrics, metrics.MEDIA_TYPE),
-    Operation("GET", "/openapi.json", "openapi", "This document", _openapi, "Receipt"),
+    Operation("GET", "/openapi.json", "openapi", "This document", _openapi, "Object"),
 )  # fmt: skip

@@ -91,7 +91,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
     ),
     "Event": _versioned(_of(Event)),
     "Health": _versioned({"last_event": {"type": "integer", "description": "its number; 0 when there was none yet"}}),
-    "Receipt": {"type": "object"},
+    "Object": {"type": "object"},
     "Problem": _object(
         {
             "type": {"type": "string"},

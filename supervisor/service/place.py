@@ -35,6 +35,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from supervisor.core import codes
+from supervisor.runs.registry import state_home
 
 OWNER: Final = "owner.json"
 FREE: Final = f"{OWNER}.free"
@@ -112,14 +113,6 @@ def process_start(pid: int) -> int | None:
 # --- where ------------------------------------------------------------------------------------------------------------
 
 
-def _home(environ: Mapping[str, str]) -> str:
-    """Where the user wants to have the state of programs."""
-    base = environ.get("XDG_STATE_HOME") or ""
-    if os.path.isabs(base):
-        return base
-    return os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local", "state")
-
-
 def _given(environ: Mapping[str, str]) -> str:
     """Systemd's; it may name several."""
     return (environ.get("STATE_DIRECTORY") or "").partition(":")[0].rstrip("/")
@@ -127,7 +120,7 @@ def _given(environ: Mapping[str, str]) -> str:
 
 def hosts_directory(environ: Mapping[str, str]) -> str:
     """Where each login node has its state, where no $STATE_DIRECTORY is set."""
-    return os.path.join(_home(environ), "allocd", "hosts")
+    return os.path.join(state_home(environ), "allocd", "hosts")
 
 
 def state_directory(environ: Mapping[str, str]) -> str:
@@ -137,7 +130,7 @@ def state_directory(environ: Mapping[str, str]) -> str:
 
 def held_for(environ: Mapping[str, str]) -> StateDirectory:
     """This host's state directory, held. Raises Unusable."""
-    return StateDirectory(state_directory(environ), os.path.dirname(_given(environ)) or _home(environ))
+    return StateDirectory(state_directory(environ), os.path.dirname(_given(environ)) or state_home(environ))
 
 
 def owners(environ: Mapping[str, str]) -> list[Owner]:

@@ -37,7 +37,6 @@ LONGEST: Final = 107  # bytes of a path that fit into sockaddr_un (unix(7))
 BACKLOG: Final = 128  # connections that wait to be accepted
 CONNECT_LIMIT: Final = 2.0  # seconds
 FIRST_HANDED: Final = 3  # sd_listen_fds(3)
-_UCRED: Final = "iII"  # struct ucred: pid_t, uid_t, gid_t
 
 
 class Unusable(Exception):

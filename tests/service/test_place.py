@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.core import codes
+from supervisor.runs.registry import registry
 from supervisor.service import place
 from supervisor.service.place import (
     OWNER,
@@ -225,3 +226,9 @@ def test_who_holds_what(tmp_path: Path) -> None:
     assert [owner.host for owner in owners(environ)] == ["login7"]
     with closing(StateDirectory(state_directory(environ))) as held:
         assert owners(environ) == [held.owner, replace(held.owner, host="login7")]
+
+
+def test_a_relative_state_home_does_not_count_for_runs_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "here")
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert registry() == "/home/ann/.local/state/allocd/runs"
