@@ -262,18 +262,28 @@ class Holder:
             jobid = parse_job_id(jobid).allocation
         except ValueError as error:
             raise Refusal(422, "invalid", str(error)) from None
+        name = f"follow {jobid} {cluster or ''}"
+        await self._accepted(name)
         for life in self._lives.values():
             known = life.state.jobid == jobid and (not cluster or life.state.cluster == cluster)
             if known and life.state.kind != "adopted" and not life.ended and not life.damage:
                 return self._answer(life)
         wish = Wish(ev.Accepted("followed", f"job {jobid}", jobid=jobid, cluster=cluster or ""), {})
-        return await self._accept(None, {"jobid": jobid, "cluster": cluster}, lambda: wish)
+        return await self._accept(None, {"jobid": jobid, "cluster": cluster}, lambda: wish, name)
 
-    async def _accept(self, given: str | None, asked: Document, wish: Callable[[], Wish]) -> Allocation:
-        """Accept, or answer what was accepted for the same key before. Raises Refusal."""
-        digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-        while given and (before := self._accepting.get(given)):
+    async def _accepted(self, name: str) -> None:
+        """Wait for those of the same name that are about to be accepted."""
+        while before := self._accepting.get(name):
             await asyncio.wait([before])
+
+    async def _accept(
+        self, given: str | None, asked: Document, wish: Callable[[], Wish], name: str | None = None
+    ) -> Allocation:
+        """Accept, or answer what was accepted for the same key before. `name` (default: the key): what is accepted once
+        at a time only. Raises Refusal."""
+        digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        if given:
+            await self._accepted(given)
         if given and (key := self._given.get(given)):
             life = self._lives[key]
             if life.state.digest != digest:
@@ -282,7 +292,7 @@ class Holder:
             return self._answer(life)
         if self._group is None or self._leaving.is_set():
             raise Refusal(503, "unavailable", "the service is about to end")
-        name = given or secrets.token_hex(8)
+        name = name or given or secrets.token_hex(8)
         task = self._group.create_task(_outcome(self._begin_book(given or "", digest, wish)))
         self._accepting[name] = task
         task.add_done_callback(lambda _: self._accepting.pop(name, None))

@@ -389,7 +389,8 @@ async def test_a_cancel_is_tried_until_it_is_taken(site: Site, monkeypatch: pyte
 async def test_only_what_was_submitted_here_is_cancelled(site: Site) -> None:
     site.slurm.jobs["7"] = site.slurm.jobs[site.slurm.make("x")]
     async with site.holder() as holder:
-        held = await holder.follow("7", None)
+        held, *others = await asyncio.gather(*(holder.follow("7", None) for _ in range(3)))
+        assert {other.key for other in others} == {held.key}, "who asks at the same time gets the same"
         with pytest.raises(Refusal) as refused:
             await holder.stop(held.key, "cancel")
         assert refused.value.status == 409
