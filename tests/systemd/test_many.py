@@ -20,7 +20,7 @@ from tests.cluster import Cluster
 from tests.slurm.gate import Gate
 from tests.slurm.jobs import ALLOCCTL, SERVE, Event, Jobs, alive, role, until
 from tests.systemd.manager import LIMIT, Manager
-from tests.systemd.test_service import SERVICE, Service
+from tests.systemd.service import SERVICE, Service
 
 NAME = f"many-{os.getpid()}"
 

@@ -10,7 +10,7 @@ from supervisor.cli.asking import ask
 from tests.cluster import Cluster
 from tests.slurm.jobs import SERVE, Jobs, Run, alive, role, until
 from tests.systemd.manager import Manager
-from tests.systemd.test_service import Service
+from tests.systemd.service import Service
 
 
 def test_engines_outlive_the_daemon_and_are_ended_in_order_when_that_is_asked_for(
