@@ -13,46 +13,29 @@ still be run by hand: `allocd` in the foreground, or `setsid allocd`; stop, stat
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import select
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from supervisor.cli import units
 from supervisor.cli.arguments import seconds
-from supervisor.cli.asking import NobodyAnswers, Refused, ask, listener, socket_path
+from supervisor.cli.asking import NobodyAnswers, Refused, ask, socket_path
 from supervisor.cli.daemon import with_hosts
-from supervisor.cli.output import refuse, sentence, tell
+from supervisor.cli.installing import install, uninstall
+from supervisor.cli.manager import NO_MANAGER, Failed, Told, engines, tell_of_logout, user_manager
+from supervisor.cli.output import refuse, sentence
 from supervisor.core import codes
 from supervisor.service.place import Owner, owners
-from supervisor.service.spawn import ends_at_logout, manager_environment
 
-SYSTEMD_LIMIT: Final = 150.0  # seconds for systemctl: a stop may take the units' TimeoutStopSec
 END_LIMIT: Final = 60.0  # seconds for a daemon without a unit to end
 PAUSE: Final = 0.5  # seconds between looks at runs that end
 PAGE: Final = 1000  # allocations asked for at once
 GIVEN_UP: Final = ("start-limit-hit", "service-start-limit-hit", "trigger-limit-hit")
 """How a unit has ended that nothing but a person starts again."""
-
-NO_MANAGER: Final = (
-    "there is no user manager of systemd here (no $XDG_RUNTIME_DIR/systemd/private): log in by ssh rather than su, or "
-    "run `allocd` by hand: in the foreground, or `setsid allocd </dev/null >>allocd.log 2>&1 &`"
-)
-
-
-class Failed(Exception):
-    """What could not be done, with the exit code."""
-
-    def __init__(self, text: str, code: int = codes.FAILED) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -90,197 +73,11 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-@dataclass
-class Told:
-    """What an action has to say: a sentence a line as it comes, or one document at the end."""
-
-    as_json: bool
-    document: dict[str, Any] = field(default_factory=dict)
-    sentences: list[str] = field(default_factory=list)
-
-    def say(self, text: str) -> None:
-        """Something that was done, or should be known."""
-        self.sentences.append(text)
-        if not self.as_json:
-            tell(text)
-
-    def print(self) -> None:
-        """The document."""
-        if self.as_json:
-            tell(json.dumps({"schema_version": 1, **self.document, "told": self.sentences}, ensure_ascii=False))
-
-
-class Manager:
-    """systemctl --user."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-
-    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Whatever comes of it. Raises Failed when it does not end."""
-        command = ["systemctl", "--user", "--no-pager", "--no-ask-password", *words]
-        try:
-            return subprocess.run(
-                command,
-                env=self._environ,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=SYSTEMD_LIMIT,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise Failed(f"`{' '.join(command)}` did not end within {SYSTEMD_LIMIT:g} s", codes.DEADLINE) from None
-
-    def do(self, *words: str) -> None:
-        """Raises Failed with systemd's words."""
-        done = self.call(*words)
-        if done.returncode:
-            raise Failed(f"`systemctl --user {' '.join(words)}` failed: {done.stderr.strip() or done.returncode}")
-
-    def show(self, unit: str) -> dict[str, str]:
-        """Some properties of a unit, also of one that there is not."""
-        keys = "LoadState,ActiveState,SubState,UnitFileState,FragmentPath,MainPID,StatusText,Result,NRestarts"
-        lines = self.call("show", f"--property={keys}", unit).stdout.splitlines()
-        return {key: value for key, _, value in (line.partition("=") for line in lines)}
-
-    def active(self, unit: str) -> bool:
-        """Whether it runs, or is about to."""
-        return self.show(unit).get("ActiveState") in ("active", "activating", "reloading")
-
-
-def _manager() -> Manager | None:
-    environ = manager_environment(os.environ)
-    return None if environ is None else Manager(environ)
-
-
-def _there() -> Manager:
-    manager = _manager()
-    if manager is None:
-        raise Failed(NO_MANAGER, codes.UNREACHABLE)
-    return manager
-
-
-# --- install, uninstall -----------------------------------------------------------------------------------------------
-
-
-def _install(args: argparse.Namespace, told: Told) -> int:
-    manager, where = _there(), units.directory(os.environ)
-    if not manager.active(units.SOCKET) and (peer := listener(socket_path(os.environ))) is not None:
-        # systemd would put its own socket in the place of one that is being served
-        raise Failed(
-            f"process {peer.pid} answers on {socket_path(os.environ)} already, and is no service: `allocctl service "
-            "stop` ends it, and its engines go on",
-            codes.UNREACHABLE,
-        )
-    changed = _write(where, _texts(), args.force, told)
-    manager.do("daemon-reload")
-    _check_place(manager, where)
-    manager.call("reset-failed", *units.UNITS)  # fails where there is nothing to forget
-    ran = manager.active(units.SERVICE)
-    if changed and (ran or manager.active(units.SOCKET)):
-        manager.do("stop", *units.UNITS)
-    manager.do("enable", "--now", units.SOCKET)
-    if changed and ran:
-        manager.do("start", units.SERVICE)
-        told.say("the daemon was started again; engines were left alone")
-    told.say(f"allocd waits on {socket_path(os.environ)} and starts when somebody connects")
-    told.document.update({"units": where, "changed": changed, "socket": socket_path(os.environ)})
-    if shutil.which("squeue") is None:
-        told.say(
-            "Slurm's commands are not on your PATH, which the daemon was given: put them there (`module load ...`) and "
-            "install once more"
-        )
-    _tell_of_logout(told)
-    return codes.OK
-
-
-def _texts() -> dict[str, str]:
-    try:
-        return {unit: units.text_of(unit, units.daemon(), os.environ) for unit in units.UNITS}
-    except ValueError as error:
-        raise Failed(str(error), codes.CONFIG) from None
-
-
-def _write(where: str, texts: Mapping[str, str], force: bool, told: Told) -> list[str]:
-    """Write what is not there as it should be. Returns the paths. Nothing is written when something may not be."""
-    paths = {os.path.join(where, unit): text for unit, text in texts.items()}
-    states = {path: units.found(path, text) for path, text in paths.items()}
-    _settle_foreign([path for path, state in states.items() if state == "foreign"], force, told)
-    changed = [path for path, state in states.items() if state != "same"]
-    for path in changed:
-        units.write(path, paths[path])
-        told.say(f"{'replaced' if states[path] == 'ours' else 'wrote'} {path}")
-    return changed
-
-
-def _settle_foreign(paths: list[str], force: bool, told: Told) -> None:
-    """Set files of others aside. Raises Failed when that was not asked for."""
-    if paths and not force:
-        raise Failed(
-            f"{' and '.join(paths)}: not as `allocctl service install` left it: nothing was changed. Keep changes of "
-            "your own in a drop-in (`systemctl --user edit allocd.service`), or say --force to set the file aside",
-            codes.CONFIG,
-        )
-    for path in paths:
-        told.say(f"{path} was somebody else's, and is now {units.set_aside(path)}")
-
-
-def _check_place(manager: Manager, where: str) -> None:
-    """That the manager reads the files that were written."""
-    for unit in units.UNITS:
-        shown = manager.show(unit)
-        if shown.get("LoadState") == "masked":
-            raise Failed(f"{unit} is masked: `systemctl --user unmask {unit}`", codes.CONFIG)
-        path = shown.get("FragmentPath", "")
-        if os.path.realpath(path) != os.path.realpath(os.path.join(where, unit)):
-            raise Failed(
-                f"{where}/{unit} was written, and the user manager reads {path or 'none'}: its XDG_CONFIG_HOME is "
-                "another one than yours: unset yours, or `systemctl --user import-environment XDG_CONFIG_HOME`",
-                codes.CONFIG,
-            )
-
-
-def _tell_of_logout(told: Told) -> None:
-    ends = ends_at_logout() is not None
-    told.document["ends_at_logout"] = ends
-    if ends:
-        told.say(
-            "lingering is off for you: systemd ends allocd, and the engines of adopted allocations with their ranks, "
-            "at the end of your last session on this host; jobs that were submitted go on by themselves, and allocd "
-            "finds them again when it runs again. `loginctl enable-linger` turns it on (at some sites: administrators)"
-        )
-
-
-def _uninstall(args: argparse.Namespace, told: Told) -> int:
-    manager, where = _manager(), units.directory(os.environ)
-    paths = [os.path.join(where, unit) for unit in units.UNITS]
-    states = {path: units.found(path, "") for path in paths}
-    _settle_foreign([path for path, state in states.items() if state == "foreign"], args.force, told)
-    if manager is not None and any(manager.show(unit).get("LoadState") != "not-found" for unit in units.UNITS):
-        manager.do("stop", *units.UNITS)
-        manager.call("reset-failed", *units.UNITS)
-    removed = []
-    for path in (os.path.join(where, units.WANTS), *paths):
-        with suppress(FileNotFoundError):
-            os.unlink(path)
-            removed.append(path)
-            told.say(f"removed {path}")
-    with suppress(OSError):
-        os.rmdir(os.path.join(where, os.path.dirname(units.WANTS)))  # when nothing else is in it
-    if manager is not None:
-        manager.do("daemon-reload")
-    told.say("what allocd knows of its allocations stays" if removed else "nothing was installed")
-    told.document.update({"removed": removed})
-    return codes.OK
-
-
 # --- status -----------------------------------------------------------------------------------------------------------
 
 
 def _status(args: argparse.Namespace, told: Told) -> int:
-    manager, path, by_hand = _manager(), socket_path(os.environ), _by_hand()
+    manager, path, by_hand = user_manager(), socket_path(os.environ), _by_hand()
     shown = {} if manager is None else {unit: manager.show(unit) for unit in units.UNITS}
     states = {unit: show.get("ActiveState", "unknown") for unit, show in shown.items()}
     for unit, show in shown.items():
@@ -299,7 +96,7 @@ def _status(args: argparse.Namespace, told: Told) -> int:
     if by_hand is not None:
         told.say(f"a daemon without a unit: process {by_hand.pid}, since {by_hand.since}")
     told.document.update({"units": shown or None, "socket": path, "waits": waits, "health": health})
-    _tell_of_logout(told)
+    tell_of_logout(told)
     return codes.OK if waits or health is not None else codes.UNREACHABLE
 
 
@@ -337,16 +134,18 @@ def _health(path: str, told: Told) -> Any:
 
 def _by_hand() -> Owner | None:
     """The daemon that runs on this host in no unit."""
-    manager = _manager()
+    manager = user_manager()
     unit = "0" if manager is None else manager.show(units.SERVICE).get("MainPID", "0")
     return next((owner for owner in owners(os.environ) if owner.alive and str(owner.pid) != unit), None)
 
 
 def _stop(args: argparse.Namespace, told: Told) -> int:
-    manager, by_hand = _manager(), _by_hand()
+    manager, by_hand = user_manager(), _by_hand()
     in_unit = manager is not None and manager.active(units.SERVICE)
-    if args.with_runs and (in_unit or by_hand):
+    if args.with_runs and (in_unit or by_hand or (manager is not None and manager.active(units.SOCKET))):
         _end_runs(args.limit, told)
+    elif args.with_runs:
+        _end_engines(args.limit, told)
     if manager is not None and (in_unit or manager.active(units.SOCKET)):
         manager.do("stop", *units.UNITS)
         again = "`systemctl --user start allocd.socket` lets it wait again, and so does your next login"
@@ -374,6 +173,21 @@ def _end_runs(limit: float, told: Told) -> None:
             raise Failed(
                 f"still running after {limit:g} s: {', '.join(alive)}: the daemon was not stopped", codes.DEADLINE
             )
+        time.sleep(PAUSE)
+    told.document["ended"] = sorted(asked)
+
+
+def _end_engines(limit: float, told: Told) -> None:
+    """The same where no daemon is to be asked: by what its books tell. Raises Failed."""
+    from supervisor.service.adopting import stop
+
+    asked, deadline = engines(), time.monotonic() + limit
+    for run_id, run_dir in asked.items():
+        stop(run_dir)
+        told.say(f"{run_id}: asked to end")
+    while alive := sorted(engines().keys() & asked.keys()):
+        if time.monotonic() > deadline:
+            raise Failed(f"still running after {limit:g} s: {', '.join(alive)}", codes.DEADLINE)
         time.sleep(PAUSE)
     told.document["ended"] = sorted(asked)
 
@@ -411,7 +225,7 @@ def _signal(owner: Owner, number: signal.Signals, limit: float = 0.0) -> bool:
 
 
 def _reload(args: argparse.Namespace, told: Told) -> int:
-    manager, by_hand = _manager(), _by_hand()
+    manager, by_hand = user_manager(), _by_hand()
     if manager is not None and manager.active(units.SERVICE):
         manager.do("reload", units.SERVICE)
         told.say("the daemon reads its settings again: `journalctl --user -u allocd` tells what came of it")
@@ -424,8 +238,8 @@ def _reload(args: argparse.Namespace, told: Told) -> int:
 
 
 _ACTIONS: Final = {
-    "install": _install,
-    "uninstall": _uninstall,
+    "install": install,
+    "uninstall": uninstall,
     "status": _status,
     "stop": _stop,
     "reload": _reload,

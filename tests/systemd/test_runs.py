@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from supervisor.cli.asking import ask
 from tests.cluster import Cluster
 from tests.slurm.jobs import SERVE, Jobs, Run, alive, role, until
@@ -13,8 +15,9 @@ from tests.systemd.manager import Manager
 from tests.systemd.service import Service
 
 
+@pytest.mark.parametrize("by", ["the daemon", "its books"])
 def test_engines_outlive_the_daemon_and_are_ended_in_order_when_that_is_asked_for(
-    systemd: Manager, cluster: Cluster, jobs: Jobs, tmp_path: Path
+    by: str, systemd: Manager, cluster: Cluster, jobs: Jobs, tmp_path: Path
 ) -> None:
     service = Service(systemd)
     held = jobs.hold(2)
@@ -44,7 +47,12 @@ def test_engines_outlive_the_daemon_and_are_ended_in_order_when_that_is_asked_fo
     assert shown()["state"] == "running"
     assert alive(engine)
 
-    assert f"{key}: asked to end" in service.do("stop", "--with-runs")
+    if by == "the daemon":
+        assert f"{key}: asked to end" in service.do("stop", "--with-runs")
+    else:
+        assert f"engines of adopted allocations go on: {held.jobid}.s1: " in service.do("uninstall", environ=jobs.env)
+        assert alive(engine)
+        assert service.do("stop", "--with-runs", environ=jobs.env).startswith(f"{held.jobid}.s1: asked to end\n")
     assert not alive(engine)
     run.wait_file("ended.0", "ended.1")
     verdict = run.receipt("receipt.json")["verdict"]
