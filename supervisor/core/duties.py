@@ -41,7 +41,7 @@ class Settle(Duty):
 
 @dataclass(frozen=True)
 class Hurry(Duty):
-    """Let the submission that is under way come to its answer soon."""
+    """Let the submission, or the engine's start, that is under way come to its answer soon."""
 
     directory: str
 
@@ -114,6 +114,8 @@ def duties(state: Kept) -> tuple[Duty, ...]:
 def _to_start(state: Kept) -> Iterable[Duty]:
     if state.kind == "adopted":
         yield Start(state.begun)
+        if state.stopping:
+            yield Hurry(state.directory)
     elif not state.begun:
         yield Submit(state.attempts + state.unreached, after=_pause(state.attempts + state.unreached))
     else:

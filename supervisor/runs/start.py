@@ -9,7 +9,8 @@ Whoever starts an engine that is to outlive him gives it a directory of its own,
 
 So a look at the directory tells what became of the start, whoever looks and whenever: nothing yet (starting once more
 is harmless, since the second engine finds the claim and leaves), an engine that is on its way, a run, or an engine that
-ended before it had one, whose log says why.
+ended before it had one, whose log says why. A start that nobody wants any more is *withdrawn*: claimed for nobody. Then
+no engine ever runs for it; where one has the claim already, it is too late for that.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ PLAN: Final = "plan.toml"
 LOG: Final = "engine.log"
 CLAIM: Final = "claim"
 RUN: Final = "run"
+NOBODY: Final = b"nobody\n"  # what the claim of a withdrawn start says, in the place of an engine's process
 
-Progress = Literal["nothing", "claimed", "run", "failed"]
+Progress = Literal["nothing", "claimed", "run", "failed", "withdrawn"]
 
 
 class Claimed(Exception):
@@ -34,6 +36,17 @@ class Claimed(Exception):
 
 def claim(directory: str) -> int:
     """Claim a start for this process: the descriptor is to stay open until it ends. Raises Claimed, OSError."""
+    return _claim(directory, f"{os.getpid()}\n".encode())
+
+
+def withdraw(directory: str) -> Progress:
+    """Withdraw a start, unless an engine has it: what became of it then. Raises OSError."""
+    with suppress(Claimed):
+        os.close(_claim(directory, NOBODY))
+    return progress(directory)
+
+
+def _claim(directory: str, owner: bytes) -> int:
     path = os.path.join(directory, CLAIM)
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o600)
@@ -41,7 +54,7 @@ def claim(directory: str) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(descriptor).st_size:
             raise BlockingIOError
-        os.write(descriptor, f"{os.getpid()}\n".encode())
+        os.write(descriptor, owner)
     except OSError as error:
         os.close(descriptor)
         if isinstance(error, BlockingIOError):
@@ -94,8 +107,10 @@ def _claim_of(directory: str) -> Progress:
     except FileNotFoundError:
         return "nothing"
     try:
-        if not os.fstat(descriptor).st_size:
+        if not (owner := os.read(descriptor, len(NOBODY))):
             return "nothing"
+        if owner == NOBODY:
+            return "withdrawn"
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return "claimed"

@@ -1,6 +1,7 @@
 """Engines of adopted runs: started here, on a login node, and left to live on; stopped; and what a dead one left.
 
     start             an engine in a unit (or session) of its own, `spawn.py`; what became of it, `runs/start.py`
+    forget            what is kept of a start
     stop              SIGTERM: the engine ends its ranks in order, and leaves its receipt
     stop_leftovers    steps of a run whose engine is gone
 
@@ -15,11 +16,13 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -86,19 +89,17 @@ def start_directory(key: str) -> str:
 # --- start -----------------------------------------------------------------------------------------------------------
 
 
-async def start(request: AdoptRequest, key: str, directory: str | None = None) -> Started:
+async def start(request: AdoptRequest, key: str, directory: str | None = None, *, wanted: bool = True) -> Started:
     """Start an engine for the request, and wait until it has opened its run. The same key never starts two, whenever
-    it is asked again: it answers with the one that there is. `directory`: where the start is kept. Raises Refusal."""
+    it is asked again: it answers with the one that there is. `directory`: where the start is kept. One that is not
+    `wanted` any more is withdrawn, unless an engine has it already. Raises Refusal."""
     place = directory or start_directory(key)
     try:
-        plan = plan_of(request.plan, starts.PLAN, request.environ)
+        if await in_thread(_open if wanted else _withdraw, place, limit=FILES_LIMIT) == "nothing" and wanted:
+            await in_thread(_spawn, request, key, place, limit=3 * FILES_LIMIT)
+        return await _opened(place)
     except PlanErrors as error:
         raise Refusal(422, "invalid", str(error)) from error
-    try:
-        if await in_thread(_open, place, request.plan, limit=FILES_LIMIT) == "nothing":
-            limit = plan.shutdown_budget + plan.deadlines.journal + STOP_MARGIN
-            await in_thread(_spawn, request, key, place, limit, limit=3 * FILES_LIMIT)
-        return await _opened(place)
     except NotSpawned as error:
         text = f"the engine could not be started: {error}; `adopt --foreground` runs it here"
         raise Refusal(503, "unavailable", text) from error
@@ -106,32 +107,43 @@ async def start(request: AdoptRequest, key: str, directory: str | None = None) -
         raise Refusal(507, "storage", f"{error.filename or place}: {error.strerror or error}") from error
 
 
-def _open(place: str, plan: str) -> starts.Progress:
+def _open(place: str) -> starts.Progress:
     """The start's directory, made once. What became of it so far. Raises OSError."""
     os.makedirs(place, mode=0o700, exist_ok=True)
-    path = os.path.join(place, starts.PLAN)
-    if not os.path.exists(path):  # its env may hold what is nobody else's business
-        temporary = f"{path}.{os.getpid()}"
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-            file.write(plan)
-        os.replace(temporary, path)
     return starts.progress(place)
 
 
-def _spawn(request: AdoptRequest, key: str, place: str, stop_limit: float) -> None:
-    """Raises NotSpawned, OSError, Refusal."""
+def _withdraw(place: str) -> starts.Progress:
+    """Raises OSError."""
+    os.makedirs(place, mode=0o700, exist_ok=True)
+    return starts.withdraw(place)
+
+
+def forget(place: str) -> None:
+    """Remove what is kept of a start that nobody asks for any more. Blocks; raises nothing."""
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _spawn(request: AdoptRequest, key: str, place: str) -> None:
+    """Raises NotSpawned, OSError, PlanErrors, Refusal."""
+    plan = plan_of(request.plan, starts.PLAN, request.environ)
     if why := ends_at_logout():
         raise Refusal(422, "unfit", f"{why}; or let it run here, for as long as you stay: `adopt --foreground`")
+    path = os.path.join(place, starts.PLAN)
+    temporary = f"{path}.{os.getpid()}"
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(request.plan)  # its env may hold what is nobody else's business
+    os.replace(temporary, path)
     base = request.directory or request.environ.get("ALLOCD_RUNS")
     options = [f"--dir={os.path.join(request.cwd, base)}"] if base else []
     allocctl = os.path.join(os.path.dirname(sys.executable), "allocctl")
     spawn(
-        [allocctl, "run", f"--jobid={request.jobid}", *options, os.path.join(place, starts.PLAN)],
+        [allocctl, "run", f"--jobid={request.jobid}", *options, path],
         unit=f"allocd-run-{key}.service",
         log=os.path.join(place, starts.LOG),
         cwd=request.cwd,
         environ={**request.environ, starts.VARIABLE: place},
-        stop_limit=stop_limit,
+        stop_limit=plan.shutdown_budget + plan.deadlines.journal + STOP_MARGIN,
     )
 
 
@@ -140,6 +152,8 @@ async def _opened(place: str) -> Started:
     deadline = time.monotonic() + START_LIMIT
     while (progress := await in_thread(starts.progress, place, limit=FILES_LIMIT)) != "run":
         late = time.monotonic() > deadline
+        if progress == "withdrawn":
+            raise Refusal(422, "unfit", "it was stopped before its engine was there", exit=codes.CANCELLED)
         if progress == "failed" or late:
             words = await in_thread(starts.last_words, place, limit=FILES_LIMIT)
         if progress == "failed":
@@ -156,6 +170,8 @@ def _started(place: str) -> Started:
     opening = papers_of(run_dir).opening
     assert opening is not None  # noqa: S101 - `progress` has just read it
     host, pid, unit = str(opening["host"]), int(opening["pid"]), str(opening["unit"])
+    with suppress(OSError):  # the engine has read it, and its env may hold secrets
+        os.unlink(os.path.join(place, starts.PLAN))
     return Started(run_dir, os.path.basename(run_dir), host, pid, unit)
 
 

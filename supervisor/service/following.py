@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.core import events as run_events
@@ -17,7 +18,7 @@ from supervisor.core.story import tell
 from supervisor.core.truth import Truth
 from supervisor.loop.threads import in_thread
 from supervisor.runs.adopted import settle
-from supervisor.runs.follow import Follower, LogLines, News, Over, Told, Trouble, no_logs
+from supervisor.runs.follow import Follower, LogLines, News, Over, RunFollower, Told, Trouble, no_logs
 from supervisor.runs.papers import RECEIPT, RUN_RECEIPT
 from supervisor.runs.registry import job_receipt
 from supervisor.runs.sealing import Sealed
@@ -43,6 +44,7 @@ class Following:
         self._life = life
         self._world = world
         self._slurm_is_away = False
+        self._runs: Mapping[str, RunFollower] = {}  # what is followed
 
     async def follow(self) -> ev.Sealed:
         """To the end of the job. Raises OSError, Unreadable, ValueError."""
@@ -74,6 +76,7 @@ class Following:
             engine=target.alone,
             listings=self._world.listings,
         )
+        self._runs = follower.runs
         wait = Wait(
             target,
             follower,
@@ -113,8 +116,12 @@ class Following:
             self._trouble(news.text)
         elif isinstance(news, Told):
             self._told(news)
-        elif isinstance(news, Over) and not life.state.runs[news.run_id].over:
-            life.hear(ev.RunOver(news.run_id, news.lost))
+        elif isinstance(news, Over):
+            if news.run_id not in life.state.runs:  # its journal has lost its opening
+                where = [run.directory for run in self._runs.values() if run.run_id == news.run_id]
+                life.hear(ev.RunSeen(news.run_id, where[0]))
+            if not life.state.runs[news.run_id].over:
+                life.hear(ev.RunOver(news.run_id, news.lost))
 
     def _told(self, news: Told) -> None:
         life, record = self._life, news.record

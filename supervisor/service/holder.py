@@ -145,7 +145,8 @@ class Holder:
             self._book.failed.result()
 
     def _helpers(self) -> tuple[Coroutine[Any, Any, None], ...]:
-        return self._poll(), self._world.rounds.run(), self._forget_old(), self._meter.watch_the_loop()
+        watch = self._meter.watch_the_loop()
+        return self._poll(), self._world.rounds.run(), self._tidy_up(), self._forget_old(), watch
 
     def leave(self) -> None:
         """End, and leave everything that runs as it is."""
@@ -194,6 +195,17 @@ class Holder:
         if life.state.phase != before.phase:
             self._begin(life)
             self._admit()
+
+    async def _tidy_up(self) -> None:
+        """Once: what a daemon that died could not remove any more."""
+        ended = [life for life in self._lives.values() if life.ended and not life.damage]
+
+        def tidy_up() -> None:
+            for life in ended:
+                life.tidy_up()
+
+        with suppress(OSError):
+            await in_thread(tidy_up, limit=FORGET_PERIOD)
 
     async def _forget_old(self) -> None:
         """Of those that have ended the last `keep` are told of; older ones are forgotten, book and all: their receipts

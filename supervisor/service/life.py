@@ -13,6 +13,7 @@ carried out again after a pause.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -75,6 +76,7 @@ class Life:
         self._done: dict[str, Duty] = {}  # by slot: what was begun last
         self._stop = Stop()
         self._hurried = Flag()
+        self._last: asyncio.Future[Line] | None = None  # its newest line, on the way to the disk
 
     # --- what is known ------------------------------------------------------------------------------------------------
 
@@ -115,7 +117,7 @@ class Life:
         before = self.state
         self.state, _ = keeping.step(before, event)
         self.changed_at = utc_now()
-        future = self._book.append(self.key, self.changed_at, event)
+        future = self._last = self._book.append(self.key, self.changed_at, event)
         self._changed(self, before)
         self._take_up()
         return future
@@ -139,7 +141,16 @@ class Life:
                     task.cancel()
         if self.ended:
             self.ranks = {}  # its receipt tells of them, and thousands of ended ones may be held
-            await in_thread(self._forget_request, limit=FILES)
+            with suppress(OSError):  # it will be seen to at the next start
+                if self._last is not None:
+                    await self._last  # until its end is on the disk, what had begun may have to begin again
+                await in_thread(self.tidy_up, limit=FILES)
+
+    def tidy_up(self) -> None:
+        """Remove what is of no use after its end. Blocks; raises nothing."""
+        self._forget_request()
+        if self.state.kind == "adopted":
+            self._world.engines.forget(self.key)
 
     def interrupt(self) -> None:
         """The service is about to end: a submission that is under way should come to its answer."""
@@ -173,21 +184,23 @@ class Life:
     async def _carry_out(self, duty: Duty) -> None:
         """Do it, again and again until it is done. Never raises, but when cancelled or when the book is dead."""
         await self._pause(duty.after)
-        tries = 0
+        tries, unread = 0, ""
         while duty in duties.duties(self.state) and not self._book.failed.done():
             try:
-                await self._do(duty)
+                if unread and tries >= READINGS:
+                    await self.hear(unverifiable(unread))
+                else:
+                    await self._do(duty)
                 return
             except (Unreadable, ValueError) as error:
-                tries += 1
-                if isinstance(duty, duties.Follow | duties.Attend) and tries >= READINGS:
-                    await self.hear(unverifiable(str(error)))
-                    return
+                unread = str(error) if isinstance(duty, duties.Follow | duties.Attend) else ""
                 self._trouble(str(error))
             except Exception as error:  # noqa: BLE001 - a fault in here must not take the other allocations along
-                tries += 1
+                unread = ""
                 self._trouble(_sentence(error))
+            tries += 1
             await self._pause(PAUSES[min(tries, len(PAUSES)) - 1])
+        self._done.pop(duty.slot, None)  # it was not done, and may be wanted once more
 
     def _do(self, duty: Duty) -> Coroutine[Any, Any, None]:
         match duty:
@@ -295,28 +308,35 @@ class Life:
     # --- engines of ours ----------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        """The same key never starts two engines: whether one was begun before makes no difference here."""
+        """The same key never starts two engines: whether one was begun before makes no difference here. After a stop
+        was asked for none is started; one that is on its way is waited for, and then stopped."""
         _, asked = await in_thread(self._asked, limit=FILES)
         if not self.state.begun:
             await self.hear(ev.EngineBegun())
         try:
-            engine = await self._world.engines.start(self.key, AdoptRequest(**asked))
+            engine = await self._world.engines.start(self.key, AdoptRequest(**asked), wanted=not self.state.stopping)
         except NotStarted as error:
             await self.hear(ev.EngineRefused(error.code, error.words))
-        except OSError as error:
-            if not self.state.stopping:
-                raise
-            await self.hear(ev.EngineRefused(codes.CANCELLED, _sentence(error)))
         else:
             await self.hear(ev.EngineStarted(engine.run_id, engine.run_dir, engine.pid, engine.unit))
-            await in_thread(self._forget_request, limit=FILES)
+            with suppress(OSError):
+                await in_thread(self._forget_request, limit=FILES)
 
     async def _attend(self) -> None:
-        sealed = await Following(self, self._world).attend(self.state.run_dir)
+        """It ends when nothing of it is left in the job."""
+        try:
+            sealed = await Following(self, self._world).attend(self.state.run_dir)
+        except (Unreadable, ValueError):
+            await self._clean()
+            raise
+        await self._clean()
+        await self.hear(sealed)
+
+    async def _clean(self) -> None:
+        """End the steps that a dead engine has left. Raises OSError when that is to be tried again."""
         cluster = self._world.cluster(self.state.cluster)
         if trouble := await self._world.engines.clean(cluster.client, self.state.run_dir):
-            self._trouble(trouble)
-        await self.hear(sealed)
+            raise OSError(errno.EAGAIN, trouble)
 
     # --- the job ------------------------------------------------------------------------------------------------------
 

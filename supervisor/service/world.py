@@ -11,6 +11,7 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -67,14 +68,20 @@ class NotStarted(Exception):
 class Engines:
     """Engines for adopted allocations, on this host."""
 
-    async def start(self, key: str, request: AdoptRequest) -> Started:
-        """Start one; the same key never starts two. Raises NotStarted, and OSError when that is to be tried again."""
+    async def start(self, key: str, request: AdoptRequest, *, wanted: bool) -> Started:
+        """Start one; the same key never starts two. One that is not `wanted` any more is not started, unless it is
+        there already. Raises NotStarted, and OSError when that is to be tried again."""
         try:
-            return await adopting.start(request, key)
+            return await adopting.start(request, key, wanted=wanted)
         except Refusal as refusal:
             if refusal.status < SERVER_ERRORS:
                 raise NotStarted(int(refusal.more.get("exit", codes.CONFIG)), refusal.text) from None
             raise OSError(errno.EAGAIN, refusal.text) from None
+
+    def forget(self, key: str) -> None:
+        """Remove what is kept of a start that has come to its end. Blocks; raises nothing."""
+        with suppress(ValueError):  # nothing was ever started for such a key
+            adopting.forget(adopting.start_directory(key))
 
     async def stop(self, run_dir: str) -> str:
         """Ask it for an orderly end; what went wrong, or ""."""

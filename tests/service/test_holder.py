@@ -88,7 +88,7 @@ async def test_a_plan_becomes_a_job_and_its_end_is_proven(site: Site) -> None:
 async def test_a_jobs_id_is_the_jobs_own_and_not_that_of_an_adoption_in_it(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refused(*_: object) -> NoReturn:
+    async def refused(*_: object, **__: object) -> NoReturn:
         raise NotStarted(78, "the plan wants more nodes")
 
     monkeypatch.setattr(Engines, "start", refused)

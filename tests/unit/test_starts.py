@@ -163,8 +163,8 @@ def request(tmp_path: Path, plan: str = PLAN) -> AdoptRequest:
     return AdoptRequest(plan, "7", str(tmp_path), "runs", dict(os.environ))
 
 
-def start(tmp_path: Path, key: str = "k") -> adopting.Started:
-    return asyncio.run(adopting.start(request(tmp_path), key, str(tmp_path / "start")))
+def start(tmp_path: Path, *, wanted: bool = True) -> adopting.Started:
+    return asyncio.run(adopting.start(request(tmp_path), "k", str(tmp_path / "start"), wanted=wanted))
 
 
 def test_a_user_without_a_name_does_not_linger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,8 +195,50 @@ def test_the_same_start_again_finds_the_run_that_there_is(tmp_path: Path, monkey
     monkeypatch.setattr(adopting, "spawn", lambda *_, **__: pytest.fail("started again"))
     found = start(tmp_path)
     assert (found.run_dir, found.run_id, found.pid, found.unit) == (str(run_dir), "7.s1", 5, "u.service")
-    assert (place / "plan.toml").read_text() == PLAN
-    assert (place / "plan.toml").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_plan_of_a_start_is_nobodys_to_read_and_gone_when_the_engine_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = []
+
+    def spawn(argv: list[str], **_: object) -> str:
+        assert Path(argv[-1]).read_text() == PLAN
+        modes.append(Path(argv[-1]).stat().st_mode & 0o777)
+        os.close(starts.claim(str(tmp_path / "start")))
+        starts.announce(str(tmp_path / "start"), str(opened(tmp_path)))
+        return ""
+
+    monkeypatch.setattr(adopting, "spawn", spawn)
+    assert (start(tmp_path).run_id, modes) == ("7.s1", [0o600])
+    assert sorted(path.name for path in (tmp_path / "start").iterdir()) == ["claim", "run"]
+
+
+def test_a_start_that_nobody_wants_any_more_is_withdrawn_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adopting, "spawn", lambda *_, **__: pytest.fail("started"))
+    for wanted in (False, False, True):  # the last one: a stop that was forgotten by a daemon that died
+        with pytest.raises(Refusal, match="stopped before its engine was there") as refused:
+            start(tmp_path, wanted=wanted)
+        assert refused.value.more["exit"] == 130
+    with pytest.raises(starts.Claimed):
+        starts.claim(str(tmp_path / "start"))
+
+
+def test_an_engine_that_is_on_its_way_when_nobody_wants_it_any_more_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "start"
+    place.mkdir()
+    claimed = starts.claim(str(place))
+    monkeypatch.setattr(adopting, "START_LIMIT", 0.1)
+    with pytest.raises(Refusal) as late:
+        start(tmp_path, wanted=False)
+    assert late.value.status == 503, "it may open its run at any moment: nobody gives it up"
+    starts.announce(str(place), str(opened(tmp_path)))
+    assert start(tmp_path, wanted=False).run_id == "7.s1"
+    os.close(claimed)
 
 
 def test_an_engine_that_ended_before_its_run_says_why(tmp_path: Path) -> None:
