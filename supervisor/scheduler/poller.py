@@ -12,7 +12,7 @@ two at the same time, and never one for each job where one for all will do. A jo
 
 - **living**: squeue shows all of these in one call. The interval is one for all of them, for it costs the same to ask
   about one: `Pace.fast` after a change of any, then ever longer, `Pace.slow` at most. A change is another state, reason
-  or restart count; a new follow or `hurry()` begins anew at the fast end.
+  or restart count; a new follow or `hasten()` begins anew at the fast end.
 - **examined**: squeue shows that it has ended (or is ending), does not show it, or could not be asked. That proves
   nothing, so the two books are read until `decide` has settled it: one sacct for all of these together, one
   scontrol for each, at the pauses of its `Inquiry`. A job whose time is nearly up is taken along when another's is up.
@@ -37,7 +37,6 @@ import asyncio
 import math
 import random
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, Protocol
@@ -55,10 +54,6 @@ _BACKOFF: Final = 2.0
 
 class Asked(Protocol):
     """What a poller needs of a Slurm client."""
-
-    @property
-    def calls(self) -> Counter[str]:
-        """How often each command was run."""
 
     async def queue(self, jobids: Collection[str]) -> Queue:
         """What squeue shows of these jobs."""
@@ -109,10 +104,6 @@ class Follow:
             raise AssertionError("a follow that has ended has a truth")
         return self.truth
 
-    def hurry(self) -> None:
-        """Something suggests that the job has just changed: ask at once."""
-        self._poller.hasten()
-
     def close(self) -> None:
         """Follow it no longer. Whoever waits for its end waits in vain."""
         self._poller.forget(self)
@@ -161,11 +152,6 @@ class Poller:
         self._failing = False  # squeue's last answer was none
         self._away = False  # scontrol's
 
-    @property
-    def calls(self) -> Counter[str]:
-        """How often each of Slurm's commands was run by the client."""
-        return self._client.calls
-
     def follow(self, jobid: str, changed: Changed | None = None) -> Follow:
         """Follow a job, array task or component by its display id; `changed` is called at each change of what is seen.
 
@@ -183,7 +169,8 @@ class Poller:
             self._follows.remove(follow)
 
     def hasten(self) -> None:
-        """Ask squeue as soon as may be, and often from then on. Trouble is given its time."""
+        """Something suggests that a job has just changed: ask squeue as soon as may be, and often from then on. Trouble
+        is given its time."""
         self._hurried = True
         if not self._failing:
             self._interval = self.pace.fast

@@ -40,6 +40,10 @@ class SlurmCommands(Client, Lists, Asked, Steps, Protocol):
     """What is asked of a Slurm client besides what a poller asks."""
 
     @property
+    def calls(self) -> Counter[str]:
+        """How often each of its commands was run."""
+
+    @property
     def errors(self) -> Counter[str]:
         """How often each of its commands failed."""
 

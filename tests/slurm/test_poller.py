@@ -53,8 +53,8 @@ def test_fifty_jobs_at_once(jobs: Jobs) -> None:
     truths = follow_all(poller, {jobid: seen.append if jobid == never else None for jobid in expected})
     assert {jobid: truth.code for jobid, truth in truths.items()} == expected
     assert len(expected) == 50
-    assert poller.calls.keys() == {"squeue", "sacct", "scontrol"}
-    assert sum(poller.calls.values()) < len(expected), poller.calls
+    assert client.calls.keys() == {"squeue", "sacct", "scontrol"}
+    assert sum(client.calls.values()) < len(expected), client.calls
     for jobid, truth in truths.items():
         again = decide(jobid, [Answer.from_dict(answer.to_dict()) for answer in truth.answers])
         assert (again.standing, again.code, again.record) == ("settled", truth.code, truth.record)

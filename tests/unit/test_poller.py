@@ -83,7 +83,7 @@ async def test_the_interval_grows_while_nothing_happens_and_begins_anew_with_a_c
     stage = Stage(slurm)
     assert await stage.run(until=800) == {}
     times = slurm.times("squeue")
-    assert Counter(name for _, name, _ in slurm.asked) == {"squeue": len(times)} == stage.poller.calls
+    assert Counter(name for _, name, _ in slurm.asked) == {"squeue": len(times)} == stage.slurm.calls
     quiet = gaps([at for at in times if at < 400])
     assert [round(gap, 1) for gap in quiet[:4]] == [1.0, 1.5, 2.3, 3.4] and max(quiet) < PACE.slow + 0.1
     seen_at = stage.told["7"][1][0]
@@ -109,22 +109,22 @@ async def test_a_change_of_the_reason_or_the_restarts_is_one() -> None:
     assert [(seen.reason, seen.restarts) for _, seen in stage.told["7"]] == waiting
 
 
-async def test_hurry_asks_at_once_but_never_without_a_pause() -> None:
+async def test_haste_asks_at_once_but_never_without_a_pause() -> None:
     slurm = Slurm({"7": job((0, "RUNNING"), (300, "FAILED", "7:0"))})
     stage = Stage(slurm)
-    follow = stage.follow("7")
+    stage.follow("7")
     for wink in range(100):
-        slurm.at(300.01 + wink / 100, follow.hurry)
+        slurm.at(300.01 + wink / 100, stage.poller.hasten)
     truths = await stage.run()
     assert truths["7"].code == 7 and stage.ended["7"] < 300.5
     assert min(gaps(slurm.times("squeue"))) >= PACE.closest - 1e-6
 
 
-async def test_hurry_while_a_question_is_on_its_way_is_not_lost() -> None:
+async def test_haste_while_a_question_is_on_its_way_is_not_lost() -> None:
     slurm = Slurm({"7": job((0, "RUNNING"))})
     stage = Stage(slurm)
-    follow = stage.follow("7")
-    slurm.at(200, lambda: slurm.at(slurm.times("squeue")[-1] + PACE.slow + 0.006 + 0.003, follow.hurry))
+    stage.follow("7")
+    slurm.at(200, lambda: slurm.at(slurm.times("squeue")[-1] + PACE.slow + 0.006 + 0.003, stage.poller.hasten))
     await stage.run(until=260)
     after = [at for at in slurm.times("squeue") if at > 200]
     assert gaps(after)[0] == pytest.approx(PACE.closest, abs=0.01)
@@ -177,7 +177,7 @@ async def test_doubts_that_began_at_different_times_are_examined_together() -> N
 async def test_a_success_that_squeue_and_accounting_tell_needs_no_scontrol() -> None:
     truths, stage = await follow_all(Slurm({"7": job((0, "RUNNING"), (10, "COMPLETED"))}))
     assert truths["7"].succeeded and truths["7"].source == "sacct"
-    assert stage.poller.calls["sacct"] == 2 and stage.poller.calls["scontrol"] == 0
+    assert stage.slurm.calls["sacct"] == 2 and stage.slurm.calls["scontrol"] == 0
     assert truths["7"].notes == ()
     assert stage.states("7") == ["RUNNING", "COMPLETED"]
 
@@ -185,7 +185,7 @@ async def test_a_success_that_squeue_and_accounting_tell_needs_no_scontrol() -> 
 async def test_a_failure_has_its_whole_code_from_the_controller() -> None:
     slurm = Slurm({"7": job((0, "RUNNING"), (10, "FAILED", "137:0"))})
     truths, stage = await follow_all(slurm)
-    assert truths["7"].code == 137 and stage.poller.calls["scontrol"] >= 1
+    assert truths["7"].code == 137 and stage.slurm.calls["scontrol"] >= 1
     assert stage.ended["7"] - 10 < 6  # an interval at that time
 
 
@@ -198,7 +198,7 @@ async def test_many_jobs_are_examined_together() -> None:
     slurm = Slurm(jobs)
     truths, stage = await follow_all(slurm)
     assert {jobid: truth.code for jobid, truth in truths.items()} == codes
-    calls = stage.poller.calls
+    calls = stage.slurm.calls
     assert calls["scontrol"] == sum(code != 0 for code in codes.values())
     assert calls["sacct"] <= 8 and calls["squeue"] <= 16
 
@@ -208,7 +208,7 @@ async def test_accounting_that_is_a_moment_late_is_waited_for_and_the_controller
     slurm.lag = 3.7  # squeue shows the end at 13.2
     truths, stage = await follow_all(slurm)
     assert all(truth.succeeded for truth in truths.values()) and len(truths) == 40
-    assert stage.poller.calls["scontrol"] == 0 and stage.poller.calls["sacct"] <= 6
+    assert stage.slurm.calls["scontrol"] == 0 and stage.slurm.calls["sacct"] <= 6
     assert max(stage.ended.values()) < 10 + slurm.lag + 1
 
 
@@ -340,7 +340,7 @@ async def test_an_outage_has_an_end() -> None:
     )
     assert (truths["7"].standing, truths["7"].code) == ("unasked", 75)
     assert 50 + PACE.outage - PACE.slow <= stage.ended["7"] < 50 + PACE.outage + 2 * PACE.away
-    assert stage.poller.calls["scontrol"] < 60
+    assert stage.slurm.calls["scontrol"] < 60
 
 
 async def test_an_accounting_that_says_running_does_not_make_an_outage_endless() -> None:
@@ -381,7 +381,7 @@ async def test_where_squeue_alone_fails_the_controller_is_asked_by_scontrol() ->
     )
     truths, stage = await follow_all(slurm)
     assert all(truth.succeeded for truth in truths.values()) and len(truths) == 4
-    assert stage.poller.calls["squeue"] < 20
+    assert stage.slurm.calls["squeue"] < 20
     assert not any(seen.trouble for _, seen in stage.told["1"])
 
 
@@ -396,7 +396,7 @@ async def test_a_job_that_the_controller_fails_at_does_not_stand_before_the_othe
     slurm.show_job = show_job  # type: ignore[method-assign]
     truths, stage = await follow_all(slurm, Pace(outage=300))
     assert {j: truth.code for j, truth in truths.items()} == {"1": 75, **dict.fromkeys("2345", 3)}
-    assert max(stage.ended[j] for j in "2345") < 60 and stage.poller.calls["squeue"] < 60
+    assert max(stage.ended[j] for j in "2345") < 60 and stage.slurm.calls["squeue"] < 60
 
 
 # --- the loop ---
@@ -427,7 +427,7 @@ async def test_a_truth_is_never_overwritten_and_any_number_may_wait_for_it() -> 
     follow = stage.follow("7")
     truth = (await stage.run())["7"]
     assert [await follow.end(), await follow.end()] == [truth, truth] and truth.code == 4
-    follow.hurry()
+    stage.poller.hasten()
     await idle(stage)
     assert follow.truth is truth
 

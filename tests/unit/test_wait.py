@@ -186,10 +186,10 @@ async def test_a_receipt_hurries_the_poller(base: Path) -> None:
     )
     waiting = asyncio.create_task(wait.run())
     await bench.says("run 7 in")
-    before = slow.calls["squeue"]
+    before = bench.slurm.calls["squeue"]
     (run / "receipt.run.json").write_text("no receipt")
     async with asyncio.timeout(10):
-        while slow.calls["squeue"] < before + 2:  # noqa: ASYNC110 - nothing else tells
+        while bench.slurm.calls["squeue"] < before + 2:  # noqa: ASYNC110 - nothing else tells
             await asyncio.sleep(0.01)
     bench.slurm.becomes("7", "COMPLETED")
     with pytest.raises(Unreadable, match=r"receipt\.run\.json"):
