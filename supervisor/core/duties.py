@@ -70,17 +70,19 @@ class Attend(Duty):
 
 @dataclass(frozen=True)
 class Cancel(Duty):
-    """scancel of all jobs; tell CancelTried."""
+    """scancel of these jobs and tasks; tell CancelTried."""
 
     jobs: tuple[str, ...]
     tries: int
 
 
 @dataclass(frozen=True)
-class StopEngine(Duty):
-    """Tell the engine of the run to end in order; tell StopTried."""
+class StopEngines(Duty):
+    """Tell the engines of the runs that are to end (`Kept.to_stop`, as it is then) to end in order, each once; tell
+    StopTried. It is another duty when one was told (`told` counts them), not when one more is to be: a pause after a
+    failure does not begin anew with each task that starts."""
 
-    run_id: str
+    told: int
     tries: int
 
 
@@ -97,7 +99,7 @@ SLOTS: Final[dict[type[Duty], str]] = {
     Follow: "follow",
     Attend: "follow",
     Cancel: "cancel",
-    StopEngine: "stop",
+    StopEngines: "stop",
     Copy: "copy",
 }
 
@@ -126,13 +128,11 @@ def _to_start(state: Kept) -> Iterable[Duty]:
 
 def _to_follow(state: Kept) -> Iterable[Duty]:
     yield Attend(state.run_id) if state.kind == "adopted" else Follow(state.jobid)
-    if state.taken:
-        return
     after = _pause(state.tries)
-    if state.stopping == "cancel":
-        yield Cancel(state.jobs, state.tries, after=after)
-    if state.stopping == "stop" and state.has_engine:
-        yield StopEngine(state.run_id, state.tries, after=after)
+    if to_cancel := state.to_cancel:
+        yield Cancel(to_cancel, state.tries, after=after)
+    if state.to_stop:
+        yield StopEngines(sum(run.stopped for run in state.runs.values()), state.tries, after=after)
 
 
 def _pause(tries: int) -> float:

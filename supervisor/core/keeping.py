@@ -18,6 +18,9 @@ adopted allocation is started by the same rule.
 (`Hurry` asks for that soon), and what was submitted is then cancelled, every job of it. Until Slurm has taken the
 scancel it stays a duty. Only what was submitted here is cancelled: an adopted or followed job is somebody else's.
 
+**A stop reaches every run**: each engine is told once, that of every task of an array, of those that begin later and of
+the attempt after a requeue. A task of an array can be ended by itself.
+
 **Nothing terminal changes**: an event after the end is illegal. An illegal event raises IllegalEvent and changes
 nothing.
 """
@@ -32,7 +35,7 @@ from supervisor.core import codes
 from supervisor.core import kept_events as ev
 from supervisor.core.duties import Duty, duties
 from supervisor.core.events import Event
-from supervisor.core.kept import HELD, OVER, Kept, Run, liveliness
+from supervisor.core.kept import HELD, OVER, Kept, Run, liveliness, unit_of
 from supervisor.core.slurm import parse_state
 
 ATTEMPTS: Final = 3
@@ -112,12 +115,16 @@ def _objection(state: Kept, event: Event) -> str:
                 wrong = "told already"
         case ev.StopAsked():
             foreign = event.how == "cancel" and _is_foreign(state)
-            asked = state.stopping in (event.how, "cancel")
+            asked = state.asked(event.part) in (event.how, "cancel")
             late = "it has a verdict" if state.verdict else ""
-            wrong = "its job is somebody else's" if foreign else "asked already" if asked else late
-        case ev.CancelTried() | ev.StopTried():
-            how = "cancel" if isinstance(event, ev.CancelTried) else "stop"
-            wrong = "" if state.stopping == how and not state.taken else "nobody asks for it"
+            strange = "" if not event.part or state.has_part(event.part) else "nobody has seen this part"
+            wrong = "its job is somebody else's" if foreign else "asked already" if asked else late or strange
+        case ev.CancelTried():
+            wrong = "" if state.to_cancel else "nobody asks for it"
+        case ev.StopTried():
+            run = state.runs.get(event.run_id or state.run_id)
+            asked = "stop" in (state.stopping, *state.parts.values())
+            wrong = "" if asked and run and (event.trouble or not run.stopped) else "nobody asks for it"
         case ev.Sealed():
             wrong = "it has a verdict" if state.verdict else ""
         case ev.Copied():
@@ -155,13 +162,11 @@ def _submission_ended(state: Kept, event: ev.SubmissionEnded) -> Kept:
     if event.outcome == "submitted":
         several = f"it was submitted more than once: jobs {' and '.join(event.jobs)}" if len(event.jobs) > 1 else ""
         cluster = event.cluster or state.cluster
-        return replace(
-            state, phase="pending", begun=False, jobs=tuple(event.jobs), cluster=cluster, trouble=several, live=False
-        )
+        return replace(state, phase="pending", begun=False, jobs=tuple(event.jobs), cluster=cluster, trouble=several)
     if event.outcome == "unknown":
         return replace(state, doubts=state.doubts + 1, trouble=event.words)
     state = replace(state, begun=False)
-    if state.stopping == "cancel":
+    if state.stopping:
         return _end(state, codes.CANCELLED, "cancelled", "it was cancelled before there was a job")
     if event.outcome == "unreached":
         return replace(state, unreached=state.unreached + 1, trouble=event.words)
@@ -173,14 +178,13 @@ def _submission_ended(state: Kept, event: ev.SubmissionEnded) -> Kept:
 
 
 def _engine_started(state: Kept, event: ev.EngineStarted) -> Kept:
-    runs = {**state.runs, event.run_id: Run(event.run_dir)}
+    runs = {**state.runs, event.run_id: Run(event.run_dir, live=True)}
     return replace(
         state,
         phase="running",
         begun=False,
         runs=runs,
         run_id=event.run_id,
-        live=True,
         pid=event.pid,
         unit=event.unit,
         trouble="",
@@ -195,13 +199,20 @@ def _state_seen(state: Kept, event: ev.StateSeen) -> Kept:
     word = event.slurm or state.units.get(event.jobid, "")
     units = {**state.units, event.jobid: word}
     waits = parse_state(word).phase == "waiting" if word else False
-    return _placed(replace(state, units=units, reason=event.reason, live=state.live and not waits))
+    runs = _passed(state, event.jobid) if waits else state.runs
+    return _placed(replace(state, units=units, reason=event.reason, runs=runs))
 
 
 def _run_seen(state: Kept, event: ev.RunSeen) -> Kept:
     known = state.runs.get(event.run_id, Run(event.run_dir))
-    runs = {**state.runs, event.run_id: replace(known, directory=event.run_dir)}
-    return _placed(replace(state, runs=runs, run_id=event.run_id, live=True))
+    runs = {**_passed(state, event.run_id), event.run_id: replace(known, directory=event.run_dir, live=True)}
+    return _placed(replace(state, runs=runs, run_id=event.run_id))
+
+
+def _passed(state: Kept, name: str) -> Mapping[str, Run]:
+    """The runs, those of this job or task being of attempts that have passed."""
+    mine = {run_id: run for run_id, run in state.runs.items() if run.live and unit_of(run_id) == unit_of(name)}
+    return {**state.runs, **{run_id: replace(run, live=False) for run_id, run in mine.items()}}
 
 
 def _run_told(state: Kept, event: ev.RunTold) -> Kept:
@@ -230,16 +241,27 @@ def _placed(state: Kept) -> Kept:
 
 
 def _stop_asked(state: Kept, event: ev.StopAsked) -> Kept:
-    state = replace(state, stopping=event.how, tries=0, taken=False)
+    if event.part:
+        return replace(state, parts={**state.parts, event.part: event.how}, tries=0)
+    state = replace(state, stopping=event.how, tries=0)
     if state.phase == "queued" or (state.phase == "submitting" and not state.begun):
         return _end(state, codes.CANCELLED, "cancelled", "it was cancelled before there was a job")
     return state
 
 
-def _tried(state: Kept, event: ev.CancelTried | ev.StopTried) -> Kept:
+def _cancel_tried(state: Kept, event: ev.CancelTried) -> Kept:
+    taken = event.jobs or (() if event.trouble else state.to_cancel)
+    return _tried(replace(state, cancelled=(*state.cancelled, *taken)), event.trouble)
+
+
+def _stop_tried(state: Kept, event: ev.StopTried) -> Kept:
     if event.trouble:
-        return replace(state, tries=state.tries + 1, trouble=event.trouble)
-    return replace(state, taken=True, trouble="")
+        return _tried(state, event.trouble)
+    return _tried(_run(state, event.run_id or state.run_id, stopped=True), "")
+
+
+def _tried(state: Kept, trouble: str) -> Kept:
+    return replace(state, tries=state.tries + 1 if trouble else 0, trouble=trouble)
 
 
 def _sealed(state: Kept, event: ev.Sealed) -> Kept:
@@ -276,8 +298,8 @@ HANDLERS: Final[Mapping[type[Event], Callable[[Kept, Any], Kept]]] = {
     ev.RunTold: _run_told,
     ev.RunOver: _run_over,
     ev.StopAsked: _stop_asked,
-    ev.CancelTried: _tried,
-    ev.StopTried: _tried,
+    ev.CancelTried: _cancel_tried,
+    ev.StopTried: _stop_tried,
     ev.JobEnded: _job_ended,
     ev.Sealed: _sealed,
     ev.Copied: _copied,

@@ -14,11 +14,14 @@ HELD: Final = frozenset({"pending", "running", "ending"})
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the allocation: its directory, the last line of its journal that was told, and whether it is over."""
+    """A run of the allocation: its directory, the last line of its journal that was told, whether it is of the attempt
+    that Slurm shows, whether it is over, and whether its engine was told to end in order."""
 
     directory: str
     told: int = 0
+    live: bool = False
     over: bool = False
+    stopped: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,14 @@ class Kept:
     doubts: int = 0  # how often this submission could not be settled
     runs: Mapping[str, Run] = field(default_factory=dict)
     run_id: str = ""  # of the last attempt
-    live: bool = False  # that run is of the attempt that Slurm shows
     units: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
     pid: int = 0
     unit: str = ""
-    stopping: str = ""
-    tries: int = 0  # of what is being stopped so
-    taken: bool = False  # the stop or the cancel was taken
+    stopping: str = ""  # what was asked of the whole: stop or cancel
+    parts: Mapping[str, str] = field(default_factory=dict)  # what was asked of tasks by themselves
+    cancelled: tuple[str, ...] = ()  # jobs and tasks of which Slurm has taken the scancel
+    tries: int = 0  # of ending something, that failed since one did not
     verdict: Mapping[str, Any] | None = None
     receipt: str = ""
     first_failure: str = ""
@@ -64,9 +67,54 @@ class Kept:
         return self.runs[self.run_id].directory if self.run_id in self.runs else ""
 
     @property
-    def has_engine(self) -> bool:
-        """Whether a run is seen of the attempt that Slurm shows, and is not over: one that can be ended in order."""
-        return self.live and not self.runs[self.run_id].over
+    def live(self) -> bool:
+        """Whether a run is seen of what Slurm has not ended yet."""
+        return any(run.live and not self.is_over(run_id) for run_id, run in self.runs.items())
+
+    def has_engine(self, part: str = "") -> bool:
+        """Whether there is a run, of that part, that can be ended in order."""
+        return any(part in ("", unit_of(run_id)) and self._can_end(run_id) for run_id in self.runs)
+
+    def has_part(self, part: str) -> bool:
+        """Whether Slurm or a run has shown this task or component."""
+        return part in self.units or any(unit_of(run_id) == part for run_id in self.runs)
+
+    def asked(self, name: str = "") -> str:
+        """What was asked of the whole, or of the part that a name (a run's, too) means: the strongest that concerns
+        it."""
+        asked = (self.stopping, self.parts.get(unit_of(name), ""))
+        return "cancel" if "cancel" in asked else "stop" if "stop" in asked else ""
+
+    @property
+    def to_stop(self) -> tuple[str, ...]:
+        """The runs whose engines are still to be told to end in order."""
+        if self.verdict is not None or not (self.stopping or self.parts):
+            return ()
+        return tuple(
+            run_id
+            for run_id, run in self.runs.items()
+            if self.asked(run_id) == "stop" and not run.stopped and self._can_end(run_id)
+        )
+
+    @property
+    def to_cancel(self) -> tuple[str, ...]:
+        """The jobs and tasks that are still to be cancelled."""
+        parts = (part for part, how in self.parts.items() if how == "cancel")
+        wanted = self.jobs if self.stopping == "cancel" else parts
+        return tuple(name for name in wanted if name not in self.cancelled)
+
+    def is_over(self, name: str) -> bool:
+        """Whether Slurm has ended what a run, or a part, is of; a run of several components is of all of them."""
+        unit = unit_of(name)
+        if unit in self.units:
+            words = [self.units[unit]]
+        else:
+            words = [word for part, word in self.units.items() if unit_of(part) == unit]
+        return bool(words) and min(map(liveliness, words)) == OVER
+
+    def _can_end(self, run_id: str) -> bool:
+        run = self.runs[run_id]
+        return run.live and not run.over and not self.is_over(run_id)
 
     @property
     def slurm(self) -> str:
@@ -77,6 +125,11 @@ class Kept:
     def admitted(self) -> bool:
         """Whether it counts among those that the service has under way. A job that is only followed does not."""
         return self.kind != "followed" and self.phase in ("submitting", "pending", "running", "ending")
+
+
+def unit_of(name: str) -> str:
+    """What is judged by itself, of the name of a run or of a part: the task of an array, else the job."""
+    return name.partition(".")[0].partition("+")[0]
 
 
 def liveliness(word: str) -> int:

@@ -123,26 +123,31 @@ class RunOver(Event):
 
 @dataclass(frozen=True)
 class StopAsked(Event):
-    """Somebody wants it to end: `stop`, in order by its engine, or `cancel`, by Slurm."""
+    """Somebody wants it to end: `stop`, in order by its engine, or `cancel`, by Slurm. `part`: that task of an array
+    alone."""
 
     number: ClassVar[int] = 12
     how: str
+    part: str = ""
 
 
 @dataclass(frozen=True)
 class CancelTried(Event):
-    """scancel was run for its jobs; "" says that Slurm has taken it."""
+    """scancel was run: Slurm has taken it for these jobs and tasks ([] without trouble: for all that were to be
+    cancelled)."""
 
     number: ClassVar[int] = 13
     trouble: str = ""
+    jobs: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class StopTried(Event):
-    """Its engine was told to stop; "" says that the request was taken."""
+    """The run's engine ("": that of the last attempt) was told to stop; or could not be told, for the `trouble`."""
 
     number: ClassVar[int] = 14
     trouble: str = ""
+    run_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -389,23 +389,24 @@ class Holder:
         raise Refusal(404, "not_found", f"no allocation {name!r} is known here")
 
     async def stop(self, name: str, how: Literal["stop", "cancel"], idempotent: bool = True) -> Allocation:
-        """See `interface.Answering`. An allocation without a job is withdrawn, either way; one whose job has not begun
-        is stopped as soon as its engine is there."""
+        """See `interface.Answering`. An allocation without a job is withdrawn, either way; one whose job, or task, has
+        not begun is stopped as soon as its engine is there."""
         life = self._life(name)
+        part = _part(life, name)
         if life.damage:
             raise Refusal(409, "conflict", life.damage)
         if how == "cancel" and life.state.kind != "submitted":
             raise Refusal(409, "conflict", "its job was not submitted here: only who made it cancels it")
-        if life.ended or life.state.verdict or life.state.stopping in (how, "cancel"):
+        over = life.ended or life.state.verdict or (part and life.state.is_over(part))
+        if over or life.state.asked(part) in (how, "cancel"):
             if not idempotent:
                 raise Refusal(409, "conflict", "it has ended" if life.ended else "that was asked for already")
             return self._answer(life)
-        if how == "stop" and life.state.kind == "followed" and not life.state.has_engine:
-            text = (
-                f"job {life.state.jobid} has no run that could end in order: only who made it cancels it, with scancel"
-            )
+        if how == "stop" and life.state.kind == "followed" and not life.state.has_engine(part):
+            job = part or life.state.jobid
+            text = f"job {job} has no run that could end in order: only who made it cancels it, with scancel"
             raise Refusal(409, "conflict", text)
-        line = life.hear(ev.StopAsked(how))
+        line = life.hear(ev.StopAsked(how, part))
         try:
             await asyncio.wait_for(asyncio.shield(line), WRITE_LIMIT if not self._book.trouble else 0.5)
         except (TimeoutError, OSError):
@@ -442,6 +443,18 @@ class Holder:
     def metrics(self) -> bytes:
         """See `interface.Answering`."""
         return self._meter.render()
+
+
+def _part(life: Life, name: str) -> str:
+    """The task of an array that is meant by a name, its run's too; "" for the whole. Raises Refusal for a component:
+    one run is on all of them."""
+    unit, state = name.partition(".")[0], life.state
+    if name == life.key or unit in state.jobs:
+        return ""
+    if "+" in unit:
+        text = f"{unit} is a component of job {state.jobid}, which has one run on all of them: name the job"
+        raise Refusal(409, "conflict", text)
+    return unit
 
 
 async def _outcome(accepting: Any) -> Any:

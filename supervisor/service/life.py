@@ -27,7 +27,7 @@ from supervisor.core import kept_events as ev
 from supervisor.core.duties import PAUSES, Duty
 from supervisor.core.events import Event as KeptEvent
 from supervisor.core.fields import PlanErrors
-from supervisor.core.kept import HELD, Kept
+from supervisor.core.kept import HELD, Kept, unit_of
 from supervisor.core.sbatch_options import Misfit
 from supervisor.core.state import RunState
 from supervisor.core.submission import Order
@@ -38,6 +38,7 @@ from supervisor.runs.ordering import Terms
 from supervisor.runs.papers import Unreadable
 from supervisor.runs.plans import plan_of
 from supervisor.runs.registry import job_receipt, register_job
+from supervisor.runs.waiting import first_error
 from supervisor.scheduler.submit import Stop, Submitted
 from supervisor.service.book import FULL, PLAN, REQUEST, Book
 from supervisor.service.following import Following
@@ -48,6 +49,7 @@ from supervisor.service.telling import event_of
 from supervisor.service.world import NotStarted, World
 
 FILES: Final = 60.0  # seconds for small files
+SIGNALS: Final = 8  # engines that are told to stop at the same time: each call may last its whole deadline
 READINGS: Final = 3
 """So often is a run tried to be judged whose files cannot be understood."""
 
@@ -218,8 +220,8 @@ class Life:
                 return self._attend()
             case duties.Cancel():
                 return self._cancel(duty.jobs)
-            case duties.StopEngine():
-                return self._stop_engine()
+            case duties.StopEngines():
+                return self._stop_engines()
             case duties.Copy():
                 return self._copy()
         raise TypeError(f"nobody can carry out {duty!r}")
@@ -248,7 +250,7 @@ class Life:
         if self.ended:
             return
         await self.hear(ev.SubmissionBegun(order.directory))
-        if self.state.stopping == "cancel":
+        if self.state.stopping:
             await self.hear(ev.SubmissionEnded("absent", words="cancelled before sbatch was run"))
             return
         submitter = self._world.submitter(terms.environ, self._stop)
@@ -353,18 +355,40 @@ class Life:
 
     async def _cancel(self, jobs: tuple[str, ...]) -> None:
         cluster = self._world.cluster(self.state.cluster)
-        troubles = [trouble for job in jobs if (trouble := await cluster.client.cancel_job(job))]
-        self.hear(ev.CancelTried("; ".join(troubles)))
+        troubles = {job: await cluster.client.cancel_job(job) for job in jobs}
+        taken = [job for job, trouble in troubles.items() if not trouble]
+        self.hear(ev.CancelTried("; ".join(filter(None, troubles.values())), taken))
         cluster.poller.hasten()
 
-    async def _stop_engine(self) -> None:
+    async def _stop_engines(self) -> None:
+        """Each engine is told once, for a second signal ends it without any grace: that it was told is in the book at
+        once."""
+        turns = asyncio.Semaphore(SIGNALS)
+        troubles: dict[str, None] = {}  # each once
+
+        async def tell(run_id: str) -> None:
+            async with turns:
+                if run_id not in self.state.to_stop:
+                    return
+                if trouble := await self._stop_engine(run_id):
+                    troubles[trouble] = None
+                elif run_id in self.state.to_stop:  # a cancel may have come meanwhile
+                    self.hear(ev.StopTried("", run_id))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for run_id in self.state.to_stop:
+                    group.create_task(tell(run_id))
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
+        if troubles and self.state.to_stop:
+            self.hear(ev.StopTried("; ".join(troubles), self.state.to_stop[0]))
+
+    async def _stop_engine(self, run_id: str) -> str:
+        """What went wrong, or ""."""
         if self.state.kind == "adopted":
-            trouble = await self._world.engines.stop(self.state.run_dir)
-        else:
-            jobid = self.state.run_id.partition(".")[0]
-            trouble = await self._world.cluster(self.state.cluster).client.signal_batch(jobid, "TERM")
-        if self.state.stopping == "stop":  # a cancel may have come meanwhile
-            self.hear(ev.StopTried(trouble))
+            return await self._world.engines.stop(self.state.runs[run_id].directory)
+        return await self._world.cluster(self.state.cluster).client.signal_batch(unit_of(run_id), "TERM")
 
     async def _copy(self) -> None:
         place = self._world.settings.collect

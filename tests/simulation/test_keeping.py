@@ -21,7 +21,7 @@ from supervisor.core import kept_events as ev
 from supervisor.core.duties import Duty
 from supervisor.core.events import Event, decode, encode
 from supervisor.core.keeping import IllegalEvent
-from supervisor.core.kept import Kept
+from supervisor.core.kept import Kept, unit_of
 
 EXAMPLES = 3000 if os.environ.get("ALLOCD_THOROUGH") else 300
 VERDICT = {"outcome": "failure", "code": 7, "origin": "slurm", "reason": "exit", "summary": "x"}
@@ -41,6 +41,8 @@ class World:
         self.made: dict[str, str] = {}
         self.cancelled: set[str] = set()
         self.cancel_asked = False
+        self.tasks = rng.choice([0, 3])
+        self.told: list[str] = []  # runs whose engines took a stop
         self.numbers = itertools.count(1)
         jobid = "" if kind == "submitted" else "1"
         self.hear(ev.Accepted(kind, "bench", jobid=jobid))
@@ -67,6 +69,11 @@ class World:
         self.under_way.pop(slot, None)
         self.take_up()
 
+    @property
+    def units(self) -> list[str]:
+        """The job, or the tasks of the array."""
+        return [f"{self.state.jobid}_{task}" for task in range(self.tasks)] or [self.state.jobid]
+
     # --- what can happen ----------------------------------------------------------------------------------------------
 
     def die(self) -> None:
@@ -89,15 +96,17 @@ class World:
         how = self.rng.choice(["stop", "cancel"])
         if self.kind != "submitted":
             how = "stop"
-        if self.state.stopping in (how, "cancel") or self.state.verdict:
+        part = self.rng.choice(["", *self.state.units]) if self.tasks else ""
+        if self.state.asked(part) in (how, "cancel") or self.state.verdict:
             return
-        self.cancel_asked |= how == "cancel"
-        self.hear(ev.StopAsked(how))
+        self.cancel_asked |= how == "cancel" and not part
+        self.hear(ev.StopAsked(how, part))
 
     def act(self) -> None:
         """One of the duties that are under way gets on."""
         duty = self.under_way[self.rng.choice(sorted(self.under_way))]
         if duty.slot != "start" and duty not in duties.duties(self.state):  # who carries it out looks first
+            self.begun.pop(duty.slot)
             self.done(duty.slot)
             return
         getattr(self, f"_{type(duty).__name__.lower()}")(duty)
@@ -106,7 +115,7 @@ class World:
         if not self.state.begun:
             assert not self.jobs, "a plan is submitted again only when there is no job"
             self.hear(ev.SubmissionBegun(f"d{next(self.numbers)}"))
-            if self.state.stopping == "cancel":
+            if self.state.stopping:
                 self.answer("absent")
             else:
                 self.asking = self.state.directory
@@ -142,16 +151,18 @@ class World:
 
     def _follow(self, duty: duties.Follow) -> None:
         chance = self.rng.random()
+        unit, run_id = self.rng.choice(self.units), self.rng.choice(list(self.state.runs) or [""])
         if chance < 0.4:
             word = self.rng.choice(["PENDING", "RUNNING", "COMPLETING", "FAILED", "REQUEUED", "STRANGE"])
-            self.hear(ev.StateSeen(self.state.jobid, word))
-        elif chance < 0.6 and not self.state.runs:
-            self.hear(ev.RunSeen("7", "/run/7"))
-        elif chance < 0.7 and self.state.runs:
-            self.hear(ev.RunTold("7", self.state.runs["7"].told + 1, "Hello", "hello"))
-        elif chance < 0.75 and self.state.runs:
-            self.hear(ev.RunOver("7"))
-        elif chance < 0.85 and (not self.cancel_asked or self.cancelled):
+            self.hear(ev.StateSeen(unit, word))
+        elif chance < 0.6 and len(self.state.runs) < 10:
+            attempt = sum(unit_of(run_id) == unit for run_id in self.state.runs)
+            self.hear(ev.RunSeen(f"{unit}.r{attempt}" if attempt else unit, "/run"))
+        elif chance < 0.7 and run_id:
+            self.hear(ev.RunTold(run_id, self.state.runs[run_id].told + 1, "Hello", "hello"))
+        elif chance < 0.75 and run_id:
+            self.hear(ev.RunOver(run_id))
+        elif chance < 0.85 and (not self.cancel_asked or self.cancelled) and not self.state.to_stop:
             self.end()
 
     def end(self) -> None:
@@ -166,16 +177,23 @@ class World:
 
     def _cancel(self, duty: duties.Cancel) -> None:
         assert self.kind == "submitted"
-        assert set(duty.jobs) == set(self.jobs)
-        taken = self.rng.random() < 0.5
-        self.cancelled |= set(duty.jobs) if taken else set()
-        self.hear(ev.CancelTried("" if taken else "no"))
+        assert not set(duty.jobs) & self.cancelled, "nothing is cancelled twice"
+        if self.state.stopping == "cancel":
+            assert set(duty.jobs) == set(self.jobs) - self.cancelled
+        taken = [job for job in duty.jobs if self.rng.random() < 0.5]
+        self.cancelled |= set(taken)
+        self.hear(ev.CancelTried("" if len(taken) == len(duty.jobs) else "no", taken))
         self.done("cancel")
 
-    def _stopengine(self, duty: duties.StopEngine) -> None:
-        assert self.state.stopping == "stop"
-        assert self.state.live
-        self.hear(ev.StopTried(self.rng.choice(["", "no"])))
+    def _stopengines(self, duty: duties.StopEngines) -> None:
+        for run_id in self.state.to_stop:
+            assert "stop" in (self.state.stopping, self.state.parts.get(unit_of(run_id)))
+            assert self.state.runs[run_id].live
+            if self.rng.random() < 0.5:
+                self.told.append(run_id)
+                self.hear(ev.StopTried("", run_id))
+        if left := self.state.to_stop:
+            self.hear(ev.StopTried("no", left[0]))
         self.done("stop")
 
     def _copy(self, duty: duties.Copy) -> None:
@@ -216,10 +234,9 @@ def test_the_laws_hold(kind: str, seed: int) -> None:
     assert len(world.jobs) <= 1, "at most one job"
     if world.jobs:
         assert state.jobs == tuple(world.jobs), "no job is forgotten"
-    if world.cancel_asked:
-        assert set(world.jobs) == world.cancelled, "a cancel is never lost"
-    else:
-        assert not world.cancelled
+    assert len(world.told) == len(set(world.told)), "no engine is told twice"
+    whole = {name for name in world.cancelled if "_" not in name}
+    assert whole == (set(world.jobs) if world.cancel_asked else set()), "a cancel is never lost"
     admitted = [event for event in world.events if isinstance(event, ev.Admitted)]
     assert len(admitted) <= 1
 
@@ -304,3 +321,75 @@ def test_what_slurm_says_and_what_was_seen(words: list[str], phase: str) -> None
     for word in words:
         state, _ = keeping.step(state, ev.StateSeen("1", word))
     assert state.phase == ("running" if words == ["FAILED", "RUNNING"] else phase)
+
+
+# --- arrays and attempts ----------------------------------------------------------------------------------------------
+
+ARRAY: list[Event] = [
+    *(ev.Accepted("submitted", "x"), ev.Admitted(), ev.SubmissionBegun("d"), ev.SubmissionEnded("submitted", ["7"])),
+    *(ev.StateSeen(f"7_{task}", "RUNNING") for task in range(3)),
+    *(ev.RunSeen(f"7_{task}", f"/run/7_{task}") for task in range(3)),
+]
+
+
+def wanted(*events: Event, before: list[Event] = ARRAY) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Whose engines are to be told to stop after these events, and what is to be cancelled."""
+    state = keeping.fold([*before, *events])
+    found = {type(duty) for duty in duties.duties(state)}
+    assert (bool(state.to_stop), bool(state.to_cancel)) == (duties.StopEngines in found, duties.Cancel in found)
+    return state.to_stop, state.to_cancel
+
+
+def test_a_stop_of_an_array_reaches_every_task_that_lives() -> None:
+    stop = ev.StopAsked("stop")
+    assert wanted(stop)[0] == ("7_0", "7_1", "7_2")
+    assert wanted(stop, ev.RunOver("7_2"))[0] == ("7_0", "7_1"), "the one that was seen last is over"
+    assert wanted(stop, ev.StateSeen("7_0", "FAILED"))[0] == ("7_1", "7_2")
+    assert wanted(ev.StateSeen("7_3", "PENDING"), stop)[0] == ("7_0", "7_1", "7_2"), "another one waits"
+    assert wanted(stop, ev.StopTried("", "7_1"))[0] == ("7_0", "7_2")
+    told = [ev.StopTried("", f"7_{task}") for task in range(3)]
+    assert wanted(stop, *told)[0] == ()
+    assert wanted(stop, *told, ev.RunSeen("7_3", "/run/7_3"))[0] == ("7_3",), "it begins later"
+
+
+def test_a_stop_or_a_cancel_of_a_task_is_that_tasks_alone() -> None:
+    assert wanted(ev.StopAsked("stop", "7_0")) == (("7_0",), ())
+    assert wanted(ev.StopAsked("cancel", "7_0")) == ((), ("7_0",))
+    assert wanted(ev.StopAsked("cancel", "7_0"), ev.CancelTried("", ["7_0"])) == ((), ())
+    assert wanted(ev.StopAsked("cancel", "7_0"), ev.StopAsked("stop")) == (("7_1", "7_2"), ("7_0",))
+    assert wanted(ev.StopAsked("stop", "7_0"), ev.StopAsked("cancel", "7_0")) == ((), ("7_0",))
+    assert wanted(ev.StopAsked("cancel", "7_0"), ev.CancelTried("", ["7_0"]), ev.StopAsked("cancel")) == ((), ("7",))
+    with pytest.raises(IllegalEvent, match="nobody has seen this part"):
+        wanted(ev.StopAsked("stop", "7_9"))
+
+
+def test_a_stop_reaches_the_attempt_after_a_requeue_too() -> None:
+    again = [ev.StateSeen("7_0", "PENDING"), ev.StateSeen("7_0", "RUNNING")]
+    taken = [ev.StopAsked("stop", "7_0"), ev.StopTried("", "7_0")]
+    assert wanted(*taken, *again) == ((), ())
+    assert wanted(*taken, *again, ev.RunSeen("7_0.r1", "/run/7_0.r1")) == (("7_0.r1",), ())
+
+
+def test_a_run_on_several_components_goes_on_while_one_of_them_lives() -> None:
+    before: list[Event] = [
+        *ARRAY[:4],
+        *(ev.StateSeen(f"7+{part}", "RUNNING") for part in range(2)),
+        ev.RunSeen("7", "/r"),
+    ]
+    stop = ev.StopAsked("stop")
+    assert wanted(ev.StateSeen("7+0", "COMPLETED"), stop, before=before)[0] == ("7",)
+    assert wanted(*(ev.StateSeen(f"7+{part}", "COMPLETED") for part in range(2)), stop, before=before)[0] == ()
+
+
+@pytest.mark.parametrize("outcome", ["unreached", "absent", "refused"])
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+def test_what_was_to_be_ended_is_not_submitted_again(how: str, outcome: str) -> None:
+    state = keeping.fold([*ARRAY[:3], ev.StopAsked(how), ev.SubmissionEnded(outcome)])
+    assert (state.phase, (state.verdict or {})["reason"]) == ("ended", "cancelled")
+
+
+def test_books_of_before_tell_the_same() -> None:
+    """Of a job without parts, a stop and a cancel that named neither runs nor jobs."""
+    before: list[Event] = [*ARRAY[:4], ev.RunSeen("7", "/run/7")]
+    assert wanted(ev.StopAsked("stop"), ev.StopTried(""), before=before) == ((), ())
+    assert wanted(ev.StopAsked("cancel"), ev.CancelTried(""), before=before) == ((), ())
