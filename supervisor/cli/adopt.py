@@ -52,11 +52,15 @@ def run(args: argparse.Namespace) -> int:
     if args.foreground:
         return _foreground(args)
     from supervisor.core.fields import PlanErrors
-    from supervisor.engine.prepare import Unfit
+    from supervisor.core.slurm import parse_job_id
     from supervisor.runs.plans import read_plan
-    from supervisor.service.adopting import start
+    from supervisor.service.adopting import forget, start, start_directory
     from supervisor.service.interface import AdoptRequest, Refusal
 
+    try:
+        key = f"{parse_job_id(args.job).job}-{secrets.token_hex(4)}"
+    except ValueError as error:
+        return refuse(args, error, codes.CONFIG)
     with Interrupts() as interrupts:
         try:
             _, text = read_plan(args.plan)
@@ -64,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
             if code is not None:
                 return code
             request = AdoptRequest(text, args.job, os.getcwd(), args.dir, dict(os.environ))
-            started = asyncio.run(start(request, f"{args.job}-{secrets.token_hex(4)}"))
-        except (PlanErrors, Unfit) as error:
+            started = asyncio.run(start(request, key))
+        except PlanErrors as error:
             return refuse(args, error, codes.CONFIG)
         except Refusal as error:
             return refuse(args, error.text, codes.UNREACHABLE if error.kind == "unavailable" else codes.CONFIG)
@@ -73,7 +77,10 @@ def run(args: argparse.Namespace) -> int:
             return refuse(args, sentence(error), codes.CONFIG)
         if args.detach:
             return _detached(args, started)
-        return _follow(args, started, interrupts)
+        code = _follow(args, started, interrupts)
+        if code != codes.INTERRUPTED:
+            forget(start_directory(key))
+        return code
 
 
 def _through_daemon(args: argparse.Namespace, plan: str, interrupts: Interrupts) -> int | None:

@@ -147,10 +147,20 @@ def _spawn(request: AdoptRequest, key: str, place: str) -> None:
     )
 
 
+def _progress(place: str) -> starts.Progress:
+    """What became of a start. Its copy of the plan goes as soon as no engine will read it any more: the env in it may
+    hold secrets. Raises OSError."""
+    progress = starts.progress(place)
+    if progress in ("run", "failed", "withdrawn"):
+        with suppress(OSError):
+            os.unlink(os.path.join(place, starts.PLAN))
+    return progress
+
+
 async def _opened(place: str) -> Started:
     """Wait for the run. Raises Refusal with the engine's own words when there will be none."""
     deadline = time.monotonic() + START_LIMIT
-    while (progress := await in_thread(starts.progress, place, limit=FILES_LIMIT)) != "run":
+    while (progress := await in_thread(_progress, place, limit=FILES_LIMIT)) != "run":
         late = time.monotonic() > deadline
         if progress == "withdrawn":
             raise Refusal(422, "unfit", "it was stopped before its engine was there", exit=codes.CANCELLED)
@@ -168,10 +178,8 @@ async def _opened(place: str) -> Started:
 def _started(place: str) -> Started:
     run_dir = starts.run_of(place)
     opening = papers_of(run_dir).opening
-    assert opening is not None  # noqa: S101 - `progress` has just read it
+    assert opening is not None  # noqa: S101 - `_progress` has just read it
     host, pid, unit = str(opening["host"]), int(opening["pid"]), str(opening["unit"])
-    with suppress(OSError):  # the engine has read it, and its env may hold secrets
-        os.unlink(os.path.join(place, starts.PLAN))
     return Started(run_dir, os.path.basename(run_dir), host, pid, unit)
 
 

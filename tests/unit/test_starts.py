@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.cli.main import main
 from supervisor.core.slurm import parse_state
 from supervisor.core.slurm_queue import QueueRow
 from supervisor.runs import start as starts
@@ -338,3 +339,37 @@ def test_the_steps_of_a_run_that_may_live_are_left_alone(tmp_path: Path, monkeyp
     monkeypatch.setattr(adopting, "alive", lambda _: None)
     assert leftovers(tmp_path, slurm, monkeypatch) == ([], "")
     assert slurm.asked == []
+
+
+# --- allocctl adopt --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("job", ["4711+1", "4711_3", "47 11", "+1", "../4711"])
+def test_adopt_takes_every_id_of_slurms_and_nothing_else(
+    job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(adopting, "ends_at_logout", lambda: "lingering is off")
+    (tmp_path / "plan.toml").write_text(PLAN)
+    assert main(["adopt", "--direct", job, str(tmp_path / "plan.toml")]) == 78
+    refused = "is no Slurm job id" if not job.startswith("4711") else "lingering is off"
+    assert refused in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("code", "left"), [(3, 0), (79, 1)])
+def test_adopt_leaves_nothing_of_a_start_whose_run_it_has_followed_to_the_end(
+    code: int, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("supervisor.cli.wait.wait_for", lambda *_: code)
+    monkeypatch.setattr("supervisor.cli.adopt._clean_up", lambda started: None)
+
+    def spawn(argv: list[str], *, environ: dict[str, str], **_: object) -> str:
+        os.close(starts.claim(environ[starts.VARIABLE]))
+        starts.announce(environ[starts.VARIABLE], str(opened(tmp_path)))
+        return ""
+
+    monkeypatch.setattr(adopting, "spawn", spawn)
+    (tmp_path / "plan.toml").write_text(PLAN)
+    assert main(["adopt", "--direct", "-q", "7", str(tmp_path / "plan.toml")]) == code
+    assert len(list((tmp_path / "state/allocd/starts").iterdir())) == left
