@@ -45,17 +45,16 @@ class Following:
         self._world = world
         self._slurm_is_away = False
         self._runs: Mapping[str, RunFollower] = {}  # what is followed
+        self._ended: set[ev.JobEnded] = set()
 
     async def follow(self) -> ev.Sealed:
         """To the end of the job. Raises OSError, Unreadable, ValueError."""
         while True:
             target = await in_thread(self._target, limit=FILES)
             sealed = await self._wait(target)
-            document = sealed.document
-            settled = (document.get("slurm") or {}).get("standing") == "settled"
-            if document["verdict"].get("final", True) or not settled:
+            if (why := undecided(sealed)) is None:
                 return await in_thread(sealed_event, sealed, limit=FILES)
-            self._trouble(str(document["verdict"]["summary"]))
+            self._trouble(why)
             await asyncio.sleep(AGAIN)
 
     async def attend(self, run_dir: str) -> ev.Sealed:
@@ -157,7 +156,11 @@ class Following:
 
     def ended(self, jobid: str, truth: Truth) -> None:
         """What is proven about the end."""
-        self._life.hear(ev.JobEnded(jobid, truth.standing, truth.record.state.word if truth.record else ""))
+        event = ev.JobEnded(jobid, truth.standing, truth.record.state.word if truth.record else "")
+        if event in self._ended and event.slurm in ("", self._life.state.units.get(jobid)):
+            return  # a task that is over is asked about again while another one's engine lives
+        self._ended.add(event)
+        self._life.hear(event)
 
     def has_parts(self, target: Target) -> None:
         """It has parts: each is seen by itself."""
@@ -172,6 +175,16 @@ class Following:
     def _trouble(self, text: str) -> None:
         if text != self._life.state.trouble:
             self._life.hear(ev.Troubled(text))
+
+
+def undecided(sealed: Sealed) -> str | None:
+    """Why a run of the job, or of any of its tasks, that Slurm has ended cannot be judged yet: its engine still lives.
+    None when all are judged as far as they can be."""
+    for document in sealed.documents:
+        settled = (document.get("slurm") or {}).get("standing") == "settled"
+        if settled and not document["verdict"].get("final", True):
+            return str(document["verdict"]["summary"])
+    return None
 
 
 def sealed_event(sealed: Sealed) -> ev.Sealed:
