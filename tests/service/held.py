@@ -49,8 +49,8 @@ PACE = Pace(patience=30.0, outage=300.0)
 
 
 class Slurm(Scripted):
-    """The scripted one, which takes submissions as well: `history` is what becomes of the next jobs, `sbatch` what
-    sbatch does instead of answering. It outlives every daemon."""
+    """The scripted one, which takes submissions as well: `history` is what becomes of the next jobs, arrays of so many
+    `tasks` where there are some, `sbatch` what sbatch does instead of answering. It outlives every daemon."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -61,15 +61,17 @@ class Slurm(Scripted):
             (60, "FAILED", "7:0"),
         ]
         self.scripts: dict[str, str] = {}
-        self.submitted = 0
+        self.submitted = self.tasks = 0
         self.sbatch: Callable[[str], Any] | None = None
         self.terminated: list[str] = []
+        self.refuses_signal: dict[str, str] = {}  # by the job's id
 
     def make(self, script: str) -> str:
         """A job that runs the script."""
         self.submitted += 1
         jobid = str(100 + self.submitted)
-        self.jobs[jobid] = [Moment(self.now + at, state, code) for at, state, code in self.history]
+        for name in [f"{jobid}_{task}" for task in range(self.tasks)] or [jobid]:
+            self.jobs[name] = [Moment(self.now + at, state, code) for at, state, code in self.history]
         self.scripts[jobid] = script
         return jobid
 
@@ -86,9 +88,14 @@ class Slurm(Scripted):
 
     async def signal_batch(self, jobid: str, signame: str) -> str:
         self.terminated.append(jobid)
-        return ""
+        return self.refuses_signal.get(jobid, "")
 
     async def cancel_job(self, jobid: str) -> str:
+        if jobid not in self.jobs:  # a whole array
+            before = list(self.cancelled)
+            troubles = [await self.cancel_job(name) for name in self.jobs if name.startswith(f"{jobid}_")]
+            self.cancelled = [*before, jobid]
+            return troubles[0]
         if self.jobs[jobid] and (last := self.state(jobid, self.now)) and last.over:
             return ""
         self.jobs[jobid] = [moment for moment in self.jobs[jobid] if moment.at <= self.now]

@@ -1,0 +1,156 @@
+"""Arrays that the service holds: what is asked of the whole reaches every task, what is asked of one task that task
+alone. Books are real, Slurm is written down (tests/service/held.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from supervisor.core import events as run_events
+from supervisor.core import kept_events as ev
+from supervisor.core.kept import Kept
+from supervisor.service.found import JOURNAL
+from supervisor.service.holder import Holder
+from supervisor.service.interface import Allocation, Refusal
+from supervisor.service.life import utc_now
+from tests.service.held import PLAN, Site
+from tests.unit.test_follow import end_run, make_run
+
+ARRAY = PLAN + 'array = "0-2"\n'
+RUNNING = (0.0, "RUNNING", "0:0")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "registry"))
+    for name in ("ALLOCD_RUNS", "GITHUB_WORKSPACE", "GITHUB_ACTIONS", "SLURM_JOB_ID", "ALLOCD_RUN_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("supervisor.core.duties.PAUSES", (0.01,))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    site = Site(tmp_path)
+    site.slurm.history, site.slurm.tasks = [RUNNING], 3
+    return site
+
+
+async def until(seen: Callable[[], object], what: str) -> None:
+    async with asyncio.timeout(10):
+        while not seen():  # noqa: ASYNC110 - told by nobody
+            await asyncio.sleep(0.005)
+    assert seen(), what
+
+
+async def submitted(site: Site, holder: Holder, tasks: int = 3) -> Allocation:
+    """An array of which so many tasks have begun."""
+    held = await holder.submit(site.request(ARRAY), None)
+    await until(lambda: len(state(holder, held).units) == 3, "Slurm shows the tasks")
+    for task in range(tasks):
+        began(site, f"101_{task}")
+    await until(lambda: len(state(holder, held).runs) == tasks, "the runs are seen")
+    return held
+
+
+def began(site: Site, run_id: str) -> Path:
+    run = make_run(site.top / "base", run_id, run_events.StepSpawned(1, 5, "s"))
+    text = (run / JOURNAL).read_text()
+    (run / JOURNAL).write_text(text.replace("1970-01-01T00:16:41Z", utc_now()).replace("/run", str(run)))
+    return run
+
+
+def state(holder: Holder, held: Allocation) -> Kept:
+    return holder._lives[held.key].state
+
+
+async def settled(holder: Holder, held: Allocation) -> None:
+    """Nothing is left to be told or cancelled."""
+    await until(lambda: not state(holder, held).to_stop and not state(holder, held).to_cancel, "it is taken")
+
+
+async def test_a_stop_of_an_array_ends_every_task_in_order_and_each_once(site: Site) -> None:
+    async with site.holder() as holder:
+        held = await submitted(site, holder)
+        end_run(site.top / "base" / "101_2")  # the one that was seen last
+        await until(lambda: state(holder, held).runs["101_2"].over, "its end is seen")
+        site.slurm.refuses_signal = {"101_0": "scancel did not answer within 5 s"}
+        await holder.stop("101", "stop")
+        await until(lambda: site.slurm.terminated.count("101_0") > 2, "one that was not told is told again")
+        assert site.slurm.terminated.count("101_1") == 1, "a second signal would end it without any grace"
+        assert holder.find("101").trouble == "scancel did not answer within 5 s"
+        site.slurm.refuses_signal = {}
+        await settled(holder, held)
+    assert set(site.slurm.terminated) == {"101_0", "101_1"}
+    count = len(site.slurm.terminated)
+    async with site.holder() as holder:
+        began(site, "101_1.r1")  # requeued
+        await until(lambda: "101_1.r1" in state(holder, held).runs, "the next attempt is seen")
+        await settled(holder, held)
+    assert site.slurm.terminated[count:] == ["101_1"]
+    assert not site.slurm.cancelled
+
+
+async def test_a_task_that_begins_after_the_stop_is_stopped_as_well(site: Site) -> None:
+    async with site.holder() as holder:
+        held = await submitted(site, holder, 1)
+        await holder.stop(held.key, "stop")
+        await settled(holder, held)
+        began(site, "101_2")
+        await until(lambda: site.slurm.terminated == ["101_0", "101_2"], "the second one is told")
+
+
+async def test_one_task_is_stopped_or_cancelled_by_its_name(site: Site) -> None:
+    async with site.holder() as holder:
+        held = await submitted(site, holder)
+        assert (await holder.stop("101_0", "stop")).stopping is None
+        await settled(holder, held)
+        assert site.slurm.terminated == ["101_0"]
+        await holder.stop("101_1", "cancel")
+        await settled(holder, held)
+        assert site.slurm.cancelled == ["101_1"]
+        assert site.slurm.state("101_2", site.slurm.now).state == "RUNNING"  # type: ignore[union-attr]
+        await holder.stop("101_0", "stop")
+        await until(lambda: state(holder, held).is_over("101_1"), "its end is seen")
+        await holder.stop("101_1", "cancel")
+        with pytest.raises(Refusal) as unknown:
+            await holder.stop("101_7", "cancel")
+        assert unknown.value.status == 404
+        assert (site.slurm.terminated, site.slurm.cancelled) == (["101_0"], ["101_1"])
+        await holder.stop(held.key, "cancel")
+        assert (await site.until(holder, held.key, "ended")).verdict
+    assert site.slurm.cancelled == ["101_1", "101"]
+
+
+async def test_a_component_of_a_job_is_not_ended_by_itself(site: Site) -> None:
+    site.slurm.tasks = 0
+    async with site.holder() as holder:
+        held = await holder.submit(site.request(), None)
+        await until(lambda: state(holder, held).units, "Slurm shows it")
+        holder._lives[held.key].hear(ev.StateSeen("101+1", "RUNNING"))
+        for how in ("stop", "cancel"):
+            with pytest.raises(Refusal, match=r"101\+1 is a component of job 101") as refused:
+                await holder.stop("101+1", how)
+            assert refused.value.status == 409
+    assert not site.slurm.cancelled
+
+
+async def test_an_array_is_judged_when_the_last_of_its_engines_is_gone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.service.following.AGAIN", 0.05)
+    async with site.holder() as holder:
+        held = await submitted(site, holder, 1)
+        run = site.top / "base" / "101_0"
+        alive = [True]
+        monkeypatch.setattr("supervisor.runs.saved.engine_lives", lambda *_: alive[0])
+        for task in range(3):
+            site.slurm.becomes(f"101_{task}", "COMPLETED")
+        await until(lambda: "still lives" in str(holder.find("101").trouble), "that it still lives is told")
+        before = sum("JobEnded" in line for line in site.seen)
+        await asyncio.sleep(0.2)  # it is asked again, and nothing is told twice
+        assert holder.find("101").verdict is None
+        assert sum("JobEnded" in line for line in site.seen) == before == 3
+        alive[0] = False
+        assert (await site.until(holder, held.key, "ended")).verdict
+        assert (run / "receipt.json").exists()
