@@ -9,8 +9,8 @@ sbatch has a deadline (a minute: it waits and retries by itself while the contro
 first SIGINT gives it a few seconds to answer, and then the doubt is settled as after a deadline; a second one stops the
 asking, and the record says `unknown`.
 
-Files are written by a thread. Slurm's trouble never raises; `OSError` means that the directory could not be made, and
-then nothing was submitted.
+Files are a thread's work, with a deadline: a file system that is gone holds up neither the loop nor the process's end.
+Slurm's trouble never raises; `OSError` means that the directory could not be made, and then nothing was submitted.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ import json
 import os
 import secrets
 import shutil
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final, Protocol
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
 from supervisor.core.settling import (
     Patience,
@@ -41,7 +43,9 @@ from supervisor.core.settling import (
     squeue_commands_argv,
 )
 from supervisor.core.submission import PLAN, RECORD, SCRIPT, Order, Submission, submission_environment
+from supervisor.loop.files import read_whole
 from supervisor.loop.flag import Flag
+from supervisor.loop.threads import in_thread
 from supervisor.scheduler.client import Printed, SlurmClient, utc_now
 from supervisor.scheduler.record import read_record
 
@@ -50,7 +54,16 @@ PATIENCE: Final = Patience()
 LAST_CHANCE: Final = 5.0  # seconds for sbatch to answer after the first interrupt
 GIVEN_UP: Final = "plan.given-up.toml"
 LOCK: Final = ".lock"
+FILES: Final = 60.0  # seconds for the files of one submission
+SEARCH: Final = 300.0  # seconds to look through all submissions in a place
+_LET_GO: Final = 1.0  # seconds in which a lock is given back, usually
 _MARGIN: Final = 60  # minutes that clocks may differ by, when accounting is asked for jobs since a time
+
+T = TypeVar("T")
+
+
+class Locked(BlockingIOError):
+    """Somebody else is at this submission."""
 
 
 class Runs(Protocol):
@@ -137,26 +150,27 @@ class Submitter:
 
     async def settle_earlier(self, base: str, plan_text: str, uid: int) -> Submitted | None:
         """Settle every submission of this plan below `base` that is in doubt: the first that has a job, or that still
-        cannot be settled; None when nothing stands in the way of another one."""
-        for directory in await asyncio.to_thread(doubtful, base, plan_text, uid):
+        cannot be settled; None when nothing stands in the way of another one. Raises OSError when that cannot be found
+        out."""
+        for directory in await _in_time(base, doubtful, base, plan_text, uid, limit=SEARCH):
             try:
                 async with _locked(directory):
-                    submission = await asyncio.to_thread(read_record, directory)
+                    submission = await _in_time(directory, read_record, directory)
                     if submission.state not in ("asked", "unknown"):
                         continue  # somebody else has settled it by now
                     done = replace(await self._settled(directory, submission), earlier=True)
-            except (OSError, ValueError):
+            except (Locked, FileNotFoundError, ValueError):
                 continue  # it is under way (its lock is held), or gone by now
             if done.submission.state != "absent":
                 return done
         return None
 
     async def settle(self, directory: str) -> Submitted | None:
-        """What came of the submission in a directory; None when sbatch was not run for it. Raises BlockingIOError while
-        somebody else is at it, OSError and ValueError when its record cannot be read."""
+        """What came of the submission in a directory; None when sbatch was not run for it. Raises Locked while somebody
+        else is at it, OSError and ValueError when its record cannot be read."""
         try:
             async with _locked(directory):
-                submission = await asyncio.to_thread(read_record, directory)
+                submission = await _in_time(directory, read_record, directory)
                 if submission.state in ("asked", "unknown"):
                     return await self._settled(directory, submission)
                 return Submitted(directory, submission)
@@ -209,18 +223,21 @@ class Submitter:
         return await self._kept(Submitted(directory, done, several=tuple(ids) if len(ids) > 1 else ()))
 
     async def _look(self, directory: str, doubt: Submission) -> tuple[set[str], str]:
-        """Ids of the jobs with this script, and why the controller could not be asked ("" if it could)."""
+        """Ids of the jobs with this script, and why there may be others: what could not be asked, or seen, or ""."""
         queue = await self._slurm.run(squeue_commands_argv(doubt.cluster))
         if queue.returncode == 0 and (ids := ids_in_queue(queue.stdout, doubt.script)):
             return ids, ""
-        names = await asyncio.to_thread(_listed, directory)
+        try:
+            names, unseen = await _in_time(directory, _listed, directory), ""
+        except OSError as error:
+            names, unseen = [], _sentence(directory, error)
         since = self._now() - datetime.fromisoformat(doubt.asked)
         minutes = max(0, int(since.total_seconds() // 60)) + _MARGIN  # a clock that was set back: asked in the future
         argv = sacct_commands_argv(doubt.uid, minutes, doubt.cluster)
         book = await self._slurm.run(argv)
         booked = ids_in_accounting(book.stdout, doubt.script) if book.returncode == 0 else set()
         if queue.returncode == 0:
-            trouble = ""
+            trouble = unseen
         else:
             trouble = queue.trouble or f"squeue ended with {queue.returncode}: {queue.stderr.strip()[-300:]}"
         return ids_by_output(names) | booked, trouble
@@ -229,30 +246,30 @@ class Submitter:
         """Take the plan's copy away, so that a job that comes all the same runs nothing, and look once more; returns
         the trouble with it."""
         try:
-            await asyncio.to_thread(_take_away, directory)
+            await _in_time(directory, _take_away, directory)
             ids, _ = await self._look(directory, doubt)
             search.ids |= ids
         except OSError as error:
-            return f"{directory}: {error.strerror or error}"
+            return _sentence(directory, error)
         return ""
 
     async def _take_back(self, directory: str) -> str:
         """There is a job: it needs the plan's copy, whoever has taken that away. Returns the trouble with it."""
         try:
-            await asyncio.to_thread(_move, directory, GIVEN_UP, PLAN)
+            await _in_time(directory, _move, directory, GIVEN_UP, PLAN)
         except FileNotFoundError:
             return ""
         except OSError as error:
-            return f"{directory}: {error.strerror or error}"
+            return _sentence(directory, error)
         return ""
 
     async def _kept(self, done: Submitted) -> Submitted:
         """With its record on the disk, or with the trouble that kept it from there."""
         done = replace(done, interrupted=self._stop.gently.is_set())
         try:
-            await asyncio.to_thread(write_record, done.directory, done.submission)
+            await _in_time(done.directory, write_record, done.directory, done.submission)
         except OSError as error:
-            return replace(done, trouble=f"{os.path.join(done.directory, RECORD)}: {error.strerror or error}")
+            return replace(done, trouble=_sentence(os.path.join(done.directory, RECORD), error))
         return done
 
     def _utc(self) -> str:
@@ -262,22 +279,37 @@ class Submitter:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def _made(order: Order, plan_text: str, asked: Submission) -> AsyncIterator[None]:
+async def _in_time(where: str, function: Callable[..., T], *args: Any, limit: float | None = None) -> T:
+    """`in_thread`, with an error that says where no answer came from."""
+    try:
+        return await in_thread(function, *args, limit=limit or FILES)
+    except TimeoutError as error:
+        raise TimeoutError(errno.ETIMEDOUT, f"{error}: is its file system away?", where) from None
+
+
+def _sentence(where: str, error: OSError) -> str:
+    return f"{where}: {error.strerror or error}"
+
+
+def _made(order: Order, plan_text: str, asked: Submission) -> AbstractAsyncContextManager[None]:
     """Hold the directory, made with the script, the plan's copy and the record that sbatch is asked. Raises OSError
-    when it cannot be; then nothing is left of it."""
-    await asyncio.to_thread(os.makedirs, os.path.dirname(order.directory), exist_ok=True)
-    await asyncio.to_thread(os.mkdir, order.directory)
-    async with AsyncExitStack() as held:
-        try:
-            for name, text, mode in ((SCRIPT, order.script, 0o755), (PLAN, plan_text, 0o600)):  # env may hold secrets
-                await asyncio.to_thread(_write, os.path.join(order.directory, name), text, mode)
-            await held.enter_async_context(_locked(order.directory))
-            await asyncio.to_thread(write_record, order.directory, asked)
-        except OSError:
-            await asyncio.to_thread(shutil.rmtree, order.directory, ignore_errors=True)
-            raise
-        yield
+    when it cannot be; then nothing is left of it, as soon as its file system answers."""
+    lock = _Lock(order.directory)
+    return _held(lock, partial(_make, order, plan_text, asked, lock))
+
+
+def _make(order: Order, plan_text: str, asked: Submission, lock: _Lock) -> None:
+    os.makedirs(os.path.dirname(order.directory), exist_ok=True)
+    os.mkdir(order.directory)
+    try:
+        for name, text, mode in ((SCRIPT, order.script, 0o755), (PLAN, plan_text, 0o600)):  # env may hold secrets
+            _write(os.path.join(order.directory, name), text, mode)
+        lock.take()
+        write_record(order.directory, asked)
+        lock.check()
+    except OSError:
+        shutil.rmtree(order.directory, ignore_errors=True)
+        raise
 
 
 def _write(path: str, text: str, mode: int) -> None:
@@ -342,32 +374,70 @@ def _is_doubtful(directory: str, plan_text: str, uid: int) -> bool:
         submission = read_record(directory)
         if submission.state not in ("asked", "unknown") or submission.uid != uid:
             return False
-        return _plan_in(directory) == plan_text
+        return _is_plan_in(directory, plan_text.encode())
     except (OSError, ValueError):
         return False  # no record: sbatch was not run
 
 
-def _plan_in(directory: str) -> str:
-    """The plan's copy, also where whoever was about to give the submission up was killed. Raises OSError."""
+def _is_plan_in(directory: str, plan: bytes) -> bool:
+    """Whether the plan's copy is this one, also where whoever was about to give the submission up was killed. Raises
+    OSError, also for one that is longer."""
     try:
-        with open(os.path.join(directory, PLAN), encoding="utf-8") as file:
-            return file.read()
+        return read_whole(os.path.join(directory, PLAN), len(plan)) == plan
     except FileNotFoundError:
-        with open(os.path.join(directory, GIVEN_UP), encoding="utf-8") as file:
-            return file.read()
+        return read_whole(os.path.join(directory, GIVEN_UP), len(plan)) == plan
+
+
+class _Lock:
+    """A submission's lock. Whoever waited for it may have gone before a dead file system gives it: then it is given
+    back as soon as it is had. Where the file system knows no locks, nothing is held."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self._turn = threading.Lock()
+        self._descriptor: int | None = None
+        self._given_up = False
+
+    def take(self) -> None:
+        """Blocks. Raises Locked when another process has it, OSError."""
+        descriptor = os.open(os.path.join(self.directory, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                os.close(descriptor)
+                raise Locked(error.errno, "locked", self.directory) from error
+        with self._turn:
+            self._descriptor = descriptor
+        self.check()
+
+    def check(self) -> None:
+        """Raises TimeoutError when nobody waits for it any more."""
+        if self._given_up:
+            self.give_up()
+            raise TimeoutError(errno.ETIMEDOUT, "it is too late", self.directory)
+
+    def give_up(self) -> None:
+        """Let go of it, now and in future. Blocks."""
+        with self._turn:
+            descriptor, self._descriptor = self._descriptor, None
+            self._given_up = True
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 @asynccontextmanager
-async def _locked(directory: str) -> AsyncIterator[None]:
-    """Hold a submission's lock. Raises BlockingIOError when another process has it. Where the file system knows no
-    locks, nothing is held."""
-    descriptor = os.open(os.path.join(directory, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+async def _held(lock: _Lock, take: Callable[[], None]) -> AsyncIterator[None]:
+    """Hold a lock that `take` takes. Raises what that raises."""
     try:
-        try:
-            await asyncio.to_thread(fcntl.lockf, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise BlockingIOError(error.errno, "locked", directory) from error
+        await _in_time(lock.directory, take)
         yield
     finally:
-        os.close(descriptor)
+        with contextlib.suppress(TimeoutError):
+            await in_thread(lock.give_up, limit=_LET_GO)
+
+
+def _locked(directory: str) -> AbstractAsyncContextManager[None]:
+    """Hold a submission's lock. Raises Locked when another process has it, OSError."""
+    lock = _Lock(directory)
+    return _held(lock, lock.take)

@@ -16,7 +16,7 @@ import asyncio
 import errno
 import json
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -30,7 +30,7 @@ from supervisor.core.fields import PlanErrors
 from supervisor.core.kept import HELD, Kept, unit_of
 from supervisor.core.sbatch_options import Misfit
 from supervisor.core.state import RunState
-from supervisor.core.submission import Order
+from supervisor.core.submission import SCRIPT, Order
 from supervisor.loop.flag import Flag
 from supervisor.loop.threads import in_thread
 from supervisor.runs.copies import LIMIT, copy_file, copy_run
@@ -39,7 +39,8 @@ from supervisor.runs.papers import Unreadable
 from supervisor.runs.plans import plan_of
 from supervisor.runs.registry import job_receipt, register_job
 from supervisor.runs.waiting import first_error
-from supervisor.scheduler.submit import Stop, Submitted
+from supervisor.scheduler.ours import strangers
+from supervisor.scheduler.submit import Locked, Stop, Submitted
 from supervisor.service.book import FULL, PLAN, REQUEST, Book
 from supervisor.service.following import Following
 from supervisor.service.found import Line
@@ -257,7 +258,7 @@ class Life:
         try:
             done = await submitter.submit(order, text)
         except OSError as error:  # its directory cannot be made
-            outcome = "unreached" if error.errno in FULL else "refused"
+            outcome = "unreached" if error.errno in (*FULL, errno.ETIMEDOUT, errno.EAGAIN) else "refused"
             await self.hear(ev.SubmissionEnded(outcome, words=f"nothing was submitted: {_sentence(error)}"))
             return
         await self.hear(answer_of(done))
@@ -284,7 +285,7 @@ class Life:
         submitter = self._world.submitter(self._world.environ(), self._stop)
         try:
             done = await submitter.settle(directory) if directory else None
-        except BlockingIOError:
+        except Locked:
             await self.hear(ev.SubmissionEnded("unknown", words="another process is about to settle it"))
             return
         except ValueError as error:
@@ -354,23 +355,32 @@ class Life:
         self._forget_request()
 
     async def _cancel(self, jobs: tuple[str, ...]) -> None:
+        """Ids come again, and Slurm may have been away for long."""
         cluster = self._world.cluster(self.state.cluster)
-        troubles = {job: await cluster.client.cancel_job(job) for job in jobs}
+        others = await self._strangers(jobs)
+        troubles = {job: others.get(job) or await cluster.client.cancel_job(job) for job in jobs}
         taken = [job for job, trouble in troubles.items() if not trouble]
         self.hear(ev.CancelTried("; ".join(filter(None, troubles.values())), taken))
         cluster.poller.hasten()
+
+    async def _strangers(self, jobs: Collection[str]) -> dict[str, str]:
+        """Those that are not known to be what was submitted here, each with the reason."""
+        client, script = self._world.cluster(self.state.cluster).client, os.path.join(self.state.directory, SCRIPT)
+        return await strangers(client, jobs, script, self.state.cluster or None)
 
     async def _stop_engines(self) -> None:
         """Each engine is told once, for a second signal ends it without any grace: that it was told is in the book at
         once."""
         turns = asyncio.Semaphore(SIGNALS)
+        submitted = self.state.kind == "submitted"
+        others = await self._strangers([unit_of(run_id) for run_id in self.state.to_stop]) if submitted else {}
         troubles: dict[str, None] = {}  # each once
 
         async def tell(run_id: str) -> None:
             async with turns:
                 if run_id not in self.state.to_stop:
                     return
-                if trouble := await self._stop_engine(run_id):
+                if trouble := others.get(unit_of(run_id)) or await self._stop_engine(run_id):
                     troubles[trouble] = None
                 elif run_id in self.state.to_stop:  # a cancel may have come meanwhile
                     self.hear(ev.StopTried("", run_id))

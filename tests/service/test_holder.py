@@ -5,21 +5,24 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import itertools
 import json
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import pytest
 
 from supervisor.core import events as run_events
 from supervisor.core.submission import RECORD, Order
+from supervisor.loop.threads import in_thread
 from supervisor.runs.ordering import Terms
 from supervisor.runs.plans import plan_of
 from supervisor.scheduler.client import Printed
@@ -386,6 +389,30 @@ async def test_a_cancel_is_tried_until_it_is_taken(site: Site, monkeypatch: pyte
         assert code(await site.until(holder, held.key, "ended")) == 130
 
 
+@pytest.mark.parametrize("how", ["cancel", "stop"])
+async def test_another_job_that_has_the_id_by_now_is_left_alone(
+    site: Site, how: Literal["cancel", "stop"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.core.duties.PAUSES", (0.01,))
+    site.slurm.history = [RUNNING]
+    async with site.holder() as holder:
+        held = await holder.submit(site.request(), None)
+        await site.until(holder, held.key, "pending")
+        run = make_run(site.top / "base", "101")
+        await site.until(holder, held.key, "running")
+        mine, site.slurm.scripts["101"] = site.slurm.scripts["101"], "/somebody/elses/job.sh"
+        await holder.stop(held.key, how)
+        async with asyncio.timeout(10):
+            while "no job of yours with that id and this script" not in str(holder.find(held.key).trouble):  # noqa: ASYNC110 - polled
+                await asyncio.sleep(0.005)
+        assert not site.slurm.cancelled + site.slurm.terminated
+        site.slurm.scripts["101"] = mine
+        async with asyncio.timeout(10):
+            while not site.slurm.cancelled + site.slurm.terminated:  # noqa: ASYNC110 - counted by the scripted client
+                await asyncio.sleep(0.005)
+        end_run(run)
+
+
 async def test_only_what_was_submitted_here_is_cancelled(site: Site) -> None:
     site.slurm.jobs["7"] = site.slurm.jobs[site.slurm.make("x")]
     async with site.holder() as holder:
@@ -466,6 +493,32 @@ async def test_a_full_disk_refuses_what_is_new_and_loses_nothing(site: Site, mon
     async with site.holder() as holder:
         assert code(holder.find(held.key)) == 130
         assert not holder.notes
+
+
+async def test_a_dead_file_system_holds_up_its_own_submission_only(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs, answers, lockf = threading.Event(), threading.Event(), fcntl.lockf
+
+    def hang(descriptor: int, how: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("/.lock") and not hangs.is_set():
+            hangs.set()
+            answers.wait(20)
+        lockf(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "lockf", hang)
+    monkeypatch.setattr("supervisor.scheduler.submit.FILES", 0.5)
+    async with site.holder() as holder:
+        stuck = await holder.submit(site.request(), None)
+        assert await in_thread(hangs.wait, 10, limit=20)
+        other = await holder.submit(site.request(), None)
+        assert code(await site.until(holder, other.key, "ended")) == 7
+        async with asyncio.timeout(10):
+            while not (trouble := holder.find(stuck.key).trouble):  # noqa: ASYNC110 - its own end
+                await asyncio.sleep(0.005)
+        assert "is its file system away?" in trouble and holder.find(stuck.key).state == "submitting"
+    answers.set()
+    for thread in [thread for thread in threading.enumerate() if thread.name == "work"]:
+        await in_thread(thread.join, 10, limit=20)
+    assert (site.slurm.submitted, len(site.submissions)) == (1, 1)
 
 
 async def test_a_damaged_book_stops_its_allocation_only(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
