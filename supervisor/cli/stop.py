@@ -159,20 +159,15 @@ def _cancellable(name: str, cluster: str | None) -> Target:
 
 
 async def _cancelled(target: Target) -> str:
-    """Cancel the job, if it is the one that was submitted: ids come again, and its script is its own. Why that failed,
-    or ""."""
-    from supervisor.core.settling import ids_in_queue, squeue_commands_argv
+    """Cancel the job, if it is the one that was submitted. Why that failed, or ""."""
     from supervisor.runs.registry import submission_of
+    from supervisor.scheduler.ours import strangers
 
     submission, client = submission_of(target.jobid), _client(target.cluster)
     if submission is None:
         return "the record of its submission is gone"
-    queue = await client.run(squeue_commands_argv(target.cluster))
-    if queue.returncode != 0:
-        return queue.trouble or f"squeue ended with {queue.returncode}: {queue.stderr.strip()[-300:]}"
-    if submission.jobid not in ids_in_queue(queue.stdout, submission.script):
-        return "Slurm's queue has no job of yours with that id and this script any more: it is over"
-    return await client.cancel_job(target.jobid)
+    others = await strangers(client, [target.jobid], submission.script, target.cluster)
+    return others.get(target.jobid) or await client.cancel_job(target.jobid)
 
 
 def _submitted(name: str, cluster: str | None) -> Target | None:

@@ -10,7 +10,7 @@ import asyncio
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -22,7 +22,7 @@ from supervisor.loop.threads import in_thread
 from supervisor.runs.listing import Listings
 from supervisor.runs.rounds import Rounds
 from supervisor.runs.waiting import Client
-from supervisor.scheduler.client import SlurmClient
+from supervisor.scheduler.client import Printed, SlurmClient
 from supervisor.scheduler.inquiry import USUAL, Pace
 from supervisor.scheduler.parts import Lists, list_parts
 from supervisor.scheduler.poller import Asked, Poller
@@ -46,6 +46,9 @@ class SlurmCommands(Client, Lists, Asked, Steps, Protocol):
     @property
     def errors(self) -> Counter[str]:
         """How often each of its commands failed."""
+
+    async def run(self, argv: Sequence[str]) -> Printed:
+        """Run one of its commands."""
 
     async def signal_batch(self, jobid: str, signame: str) -> str:
         """Send a signal to the batch script's own process; what went wrong, or ""."""

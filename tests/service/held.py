@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,7 +75,7 @@ class Slurm(Scripted):
         self.scripts[jobid] = script
         return jobid
 
-    async def run(self, argv: list[str]) -> Printed:
+    async def run(self, argv: Sequence[str]) -> Printed:
         """sbatch, and squeue and sacct as they are asked for scripts."""
         if argv[0] == "sbatch":
             if self.sbatch is not None:
