@@ -40,7 +40,7 @@ from supervisor.runs.plans import plan_of
 from supervisor.runs.registry import job_receipt, register_job
 from supervisor.runs.waiting import first_error
 from supervisor.scheduler.ours import strangers
-from supervisor.scheduler.submit import Stop, Submitted
+from supervisor.scheduler.submit import Locked, Stop, Submitted
 from supervisor.service.book import FULL, PLAN, REQUEST, Book
 from supervisor.service.following import Following
 from supervisor.service.found import Line
@@ -258,7 +258,7 @@ class Life:
         try:
             done = await submitter.submit(order, text)
         except OSError as error:  # its directory cannot be made
-            outcome = "unreached" if error.errno in FULL else "refused"
+            outcome = "unreached" if error.errno in (*FULL, errno.ETIMEDOUT, errno.EAGAIN) else "refused"
             await self.hear(ev.SubmissionEnded(outcome, words=f"nothing was submitted: {_sentence(error)}"))
             return
         await self.hear(answer_of(done))
@@ -285,7 +285,7 @@ class Life:
         submitter = self._world.submitter(self._world.environ(), self._stop)
         try:
             done = await submitter.settle(directory) if directory else None
-        except BlockingIOError:
+        except Locked:
             await self.hear(ev.SubmissionEnded("unknown", words="another process is about to settle it"))
             return
         except ValueError as error:
