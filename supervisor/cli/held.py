@@ -3,6 +3,8 @@
     someone answers      whoever answers on the socket knows it by its key, its job's id or a run's (`daemon.holder`)
     nobody answers       a key is looked for in the books of this host (`service/shelf.py`): true as of their last line
 
+What is held is a job as a whole: a task of an array, or a component, that is named by itself is the disk's and Slurm's.
+
 Most verbs work on what lies on the disk, and ask only about what the disk does not know: a key (`on_disk`). It stands
 for the allocation's run, else for its job.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from supervisor.runs.registry import JOURNAL, RUN_ID, NoSuchRun
@@ -24,22 +27,30 @@ def may_be_held(args: argparse.Namespace, name: str | None) -> bool:
     return bool(args.socket or (name and os.sep not in name))
 
 
-def find_held(args: argparse.Namespace, name: str | None) -> tuple[Daemon | None, Document] | None:
+def find_held(
+    args: argparse.Namespace, name: str | None, *, parts: bool = False
+) -> tuple[Daemon | None, Document] | None:
     """Who holds the allocation with that name, and how it is. Where nobody answers it is as its book tells: nobody, and
-    a document whose `as_of` says when that was written. None where there is none. Raises Absent (a NoSuchRun) when one
-    who was named does not answer."""
+    a document whose `as_of` says when that was written. None where there is none, and for a part of its job unless
+    `parts`. Raises Absent (a NoSuchRun) when one who was named does not answer."""
     if not may_be_held(args, name):
         return None
     from supervisor.cli.daemon import holder
 
     if (found := holder(args, name)) is not None:
-        return found
+        return found if parts or not part_in(found[1], name) else None
     if args.socket or not _may_be_key(name):
         return None
     from supervisor.service.shelf import on_shelf
 
     told = on_shelf(os.environ, str(name))
     return (None, as_written(told)) if told else None
+
+
+def part_in(held: Document, name: str | None) -> str | None:
+    """The task or the component of an allocation's job that a name means, a run's id among them; None for the whole."""
+    unit = (name or "").partition(".")[0]
+    return unit if re.match(rf"{held['jobid']}[_+]\d", unit) and held["kind"] != "served" else None
 
 
 def as_written(told: Any) -> Document:

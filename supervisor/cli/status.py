@@ -28,7 +28,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Print the status. 0 when it could be told, 69 when there is no such run."""
     try:
-        found = find_held(args, args.run)
+        found = find_held(args, args.run, parts=True)
     except NoSuchRun as error:
         return refuse(args, error, codes.UNREACHABLE)
     held = found[1] if found else None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.cli.arguments import add_socket
 from supervisor.cli.daemon import Absent, Daemon, Document, allocation, code_of, names_of, standing
-from supervisor.cli.held import disk_name, find_held, written
+from supervisor.cli.held import disk_name, find_held, part_in, written
 from supervisor.cli.output import complain, refuse, tell
 from supervisor.core import codes
 from supervisor.runs.registry import NoSuchRun, default_run, find_run
@@ -54,11 +54,11 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         name = args.run or default_run()
-        daemon, held = find_held(args, name) or (None, None)
+        daemon, held = find_held(args, name, parts=True) or (None, None)
         if held and held["state"] == "ended":
             return _done(args, f"{names_of(held)} has ended already: {standing(held)}{written(held)}", held)
         if held and daemon:
-            return _by_daemon(args, daemon, held)
+            return _by_daemon(args, daemon, held, part_in(held, name))
         name = disk_name(held) if held else name
         text = _cancel(args, name) if args.cancel else _stop(args, name)
     except Cannot as error:
@@ -78,16 +78,17 @@ def _done(args: argparse.Namespace, text: str, held: Document | None) -> int:
     return codes.OK
 
 
-def _by_daemon(args: argparse.Namespace, daemon: Daemon, held: Document) -> int:
-    """Raises NobodyAnswers, Refused."""
+def _by_daemon(args: argparse.Namespace, daemon: Daemon, held: Document, part: str | None) -> int:
+    """`part`: the task that is to be ended, and not the whole. Raises NobodyAnswers, Refused."""
     how = "cancel" if args.cancel else "stop"
-    held = daemon.ask("POST", f"{allocation(held['key'])}/stop", {"how": how}, 30.0)
+    held = daemon.ask("POST", f"{allocation(part or held['key'])}/stop", {"how": how}, 30.0)
     if held["state"] == "ended":
         text = f"{names_of(held)} was withdrawn before it became a job"
     else:
         ends = "it is told to end in order" if held["run_id"] else "it ends in order as soon as its run has begun"
-        what = "its job is being cancelled" if args.cancel else ends
-        text = f"{names_of(held)}: {what}; `allocctl wait {held['jobid'] or held['key']}` tells its end"
+        what = f"its {'task' if part else 'job'} is being cancelled" if args.cancel else ends
+        who = f"task {part} of {held['key']}" if part else names_of(held)
+        text = f"{who}: {what}; `allocctl wait {part or held['jobid'] or held['key']}` tells its end"
     return _done(args, text, held)
 
 
@@ -96,16 +97,40 @@ def _by_daemon(args: argparse.Namespace, daemon: Daemon, held: Document) -> int:
 
 def _stop(args: argparse.Namespace, name: str) -> str:
     """What was done. Raises Cannot, NoSuchRun, Unreadable."""
-    from supervisor.runs.saved import run_document
-    from supervisor.runs.target import run_target
-
     try:
-        directory = find_run(name)
+        return _stop_run(args, find_run(name))
     except NoSuchRun:
         if (target := _submitted(name, args.cluster)) is None:
             raise
+        return _stop_tasks(args, target)
+
+
+def _stop_tasks(args: argparse.Namespace, target: Target) -> str:
+    """What was done to a job without a run of its own: to the runs of an array's tasks. Raises Cannot, Unreadable."""
+    told, wrong = list[str](), list[Cannot]()
+    waiting = 0
+    for unit in target.units:
+        try:
+            told.append(_stop_run(args, find_run(unit)))
+        except NoSuchRun:
+            waiting += 1
+        except Cannot as error:
+            wrong.append(error)
+    if not told and not wrong:
         text = f"job {target.jobid} has no run yet: `allocctl stop --cancel {target.jobid}` cancels the job"
-        raise Cannot(text, codes.UNREACHABLE) from None
+        raise Cannot(text, codes.UNREACHABLE)
+    if waiting:
+        told.append(f"{waiting} tasks have no run yet, and are not stopped")
+    if wrong:
+        raise Cannot("; ".join([*map(str, wrong), *told]), wrong[0].code)
+    return "; ".join(told)
+
+
+def _stop_run(args: argparse.Namespace, directory: str) -> str:
+    """What was done. Raises Cannot, Unreadable."""
+    from supervisor.runs.saved import run_document
+    from supervisor.runs.target import run_target
+
     document, over = run_document(directory)
     run_id = document["run_id"]
     if over:
@@ -135,7 +160,7 @@ def _signal(directory: str, run_id: str) -> str:
 
 
 def _cancel(args: argparse.Namespace, name: str) -> str:
-    """What was done. Raises Cannot, NoSuchRun, Unreadable."""
+    """What was done: to the job, or to the task that is named. Raises Cannot, NoSuchRun, Unreadable."""
     target = _cancellable(name, args.cluster)
     if trouble := asyncio.run(_cancelled(target)):
         raise Cannot(f"job {target.jobid} was not cancelled: {trouble}", codes.FAILED)
@@ -171,7 +196,8 @@ async def _cancelled(target: Target) -> str:
 
 
 def _submitted(name: str, cluster: str | None) -> Target | None:
-    """The job that a name means, where `allocctl submit` made it; None for that of another cluster, too."""
+    """The job that a name means, or a task of it, where `allocctl submit` made it; None for that of another cluster,
+    too. Raises Cannot for a component: one run is on all of them."""
     from supervisor.runs.registry import submission_of
     from supervisor.runs.target import submitted_target
 
@@ -179,17 +205,24 @@ def _submitted(name: str, cluster: str | None) -> Target | None:
     submission = submission_of(jobid) if jobid else None
     if jobid is None or submission is None or (cluster and submission.cluster != cluster):
         return None
+    if "+" in jobid:
+        text = f"{jobid} is a component of job {submission.jobid}, which has one run on all of them: name the job"
+        raise Cannot(text, codes.CONFIG)
     return submitted_target(submission, jobid)
 
 
 def _job(name: str) -> str | None:
-    """The job's id that a name is; None for any other name."""
+    """The id of the job, task or component that a name is; None for any other name. Raises Cannot for less than that,
+    and for several."""
     from supervisor.core.parts import parse_target
 
     try:
-        return parse_target(name).jobid
+        jobid = parse_target(name).jobid
     except ValueError:
         return None
+    if jobid != name.partition(";")[0]:
+        raise Cannot(f"{name} is neither a job nor one task of an array: name job {jobid}, or a task", codes.CONFIG)
+    return jobid
 
 
 def _cluster(jobid: str) -> str | None:

@@ -9,6 +9,7 @@ import json
 import os
 from typing import Any
 
+from supervisor.cli.held import part_in
 from supervisor.cli.output import complain, put_lines, refuse
 from supervisor.cli.status import held_lines, last_attempt, state
 from supervisor.core import codes
@@ -23,7 +24,7 @@ from supervisor.runs.target import Target, submitted_target
 def tell_job(args: argparse.Namespace, error: NoSuchRun, held: Document | None = None) -> int:
     """What is known of a job that has no run of its own; `error` is what is said where nothing is. `held`: the
     allocation as allocd has it."""
-    found = _submission(held["jobid"] if held else args.run)
+    found = _submission(held["jobid"] if held and not part_in(held, args.run) else args.run)
     if found is None:
         return _tell_held(args, held) if held else refuse(args, error, codes.UNREACHABLE)
     submission, target = found
