@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
 from supervisor.core import codes
+from supervisor.loop.files import read_whole
 from supervisor.runs.registry import NoSuchRun
 from supervisor.service.sockets import NAME, runtime_directory
 
@@ -243,8 +244,7 @@ def holder(args: argparse.Namespace, name: str | None) -> tuple[Daemon, Document
 def served_run(run_dir: str) -> Daemon | None:
     """A run that answers for itself."""
     try:
-        with open(os.path.join(run_dir, CTL_PATH), encoding="utf-8", errors="surrogateescape") as file:
-            path = file.read().strip()
+        path = os.fsdecode(read_whole(os.path.join(run_dir, CTL_PATH), 4096)).strip()
     except OSError:
         return None
     return Daemon(path) if _is_socket(path) else None

@@ -13,7 +13,8 @@ from supervisor.cli.arguments import add_socket
 from supervisor.cli.held import on_disk
 from supervisor.cli.output import complain, refuse
 from supervisor.core import codes
-from supervisor.runs.papers import RECEIPT, RUN_RECEIPT, Unreadable, papers_of
+from supervisor.loop.files import read_whole
+from supervisor.runs.papers import RECEIPT, RUN_RECEIPT, SIZE, Unreadable, papers_of
 from supervisor.runs.registry import NoSuchRun, find_run
 
 
@@ -68,8 +69,7 @@ def _receipts(name: str | None) -> list[tuple[str, bytes]]:
         if path is None:
             again = f"`allocctl verify {units[0]}` makes one when it is over"
             raise NoReceipt(f"{units[0]} has no run here, and no receipt yet: {again}") from None
-        with open(path, "rb") as file:
-            return [(path, file.read())]
+        return [(path, read_whole(path, SIZE))]
 
 
 def _receipt(run_dir: str) -> tuple[str, bytes]:
@@ -81,8 +81,7 @@ def _receipt(run_dir: str) -> tuple[str, bytes]:
     for name, document in ((RECEIPT, papers.sealed), (RUN_RECEIPT, papers.run)):
         if document is not None:
             path = os.path.join(run_dir, name)
-            with open(path, "rb") as file:
-                return path, file.read()
+            return path, read_whole(path, SIZE)
     raise NoReceipt(f"{run_dir} has no receipt: the run is not over, or its engine was lost (see `allocctl verify`)")
 
 

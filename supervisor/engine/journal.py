@@ -29,7 +29,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from supervisor.core.events import Record, UnknownEvent, decode
+from supervisor.loop.files import read_whole
 
+SIZE: Final = 1 << 30  # bytes that are read at once: more is no journal of ours
 RETRY_AFTER: Final = 1.0  # seconds until lines that could not be written are tried again
 _MODE: Final = 0o644
 
@@ -187,9 +189,7 @@ class JournalRead:
 def read_journal(path: str | Path, start: int = 0, seq: int = 0, most: int | None = None) -> JournalRead:
     """Read a journal from byte `start`, whose last record so far had number `seq`; at most so many records. Raises
     OSError."""
-    with open(path, "rb") as file:
-        file.seek(start)
-        data = file.read()
+    data = read_whole(path, SIZE, start=start)
     records: list[Record] = []
     commands: list[dict[str, Any]] = []
     position = 0

@@ -27,15 +27,20 @@ def opened(path: str | os.PathLike[str], *, directory: int | None = None) -> Ite
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "a symbolic link, not followed", os.fspath(path)) from None
         raise
-    with open(descriptor, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
-        yield file
+        with open(descriptor, "rb", closefd=False) as file:
+            yield file
+    finally:
+        os.close(descriptor)
 
 
-def read_whole(path: str | os.PathLike[str], most: int, *, directory: int | None = None) -> bytes:
-    """All of a regular file. Blocks. Raises OSError, which names the file; also for more than `most` bytes."""
+def read_whole(path: str | os.PathLike[str], most: int, *, start: int = 0, directory: int | None = None) -> bytes:
+    """All of a regular file, from byte `start` on. Blocks. Raises OSError, which names the file; also for more than
+    `most` bytes."""
     with opened(path, directory=directory) as file:
+        file.seek(start)
         data = file.read(most + 1)
     if len(data) > most:
         raise OSError(errno.EFBIG, f"more than {most} bytes", os.fspath(path))

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from supervisor.engine import receipts
+from supervisor.loop.files import read_whole
 from supervisor.runs.papers import Document, epoch, papers_of
 from supervisor.runs.registry import submission_of
 
+SIZE: Final = 1 << 20  # bytes: more is no record of an outcome
 DOUBT: Final = "|UNVERIFIABLE|"
 CLOCKS: Final = 300.0  # seconds by which the clocks of a file server and of this machine may differ
 
@@ -87,7 +89,7 @@ def _written_outcome(directory: str, jobid: str, begun: float | None = None) -> 
     try:
         if begun is not None and os.stat(path).st_mtime < begun - CLOCKS:
             return None
-        return path.read_text(errors="replace").strip()
+        return read_whole(path, SIZE).decode(errors="replace").strip()
     except OSError:
         return None
 

@@ -25,8 +25,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from supervisor.loop.files import opened, read_whole
 from supervisor.runs.registry import JOURNAL, RUN_ID
 
+SIZE: Final = 32 << 20  # bytes: more is no receipt of ours, and no opening of a run
 RECEIPT: Final = "receipt.json"  # as in core/layout.py, which quick verbs do not import
 RUN_RECEIPT: Final = "receipt.run.json"
 
@@ -142,14 +144,14 @@ def opening_of(run_dir: str) -> tuple[Document | None, str]:
     """The first line of a run's journal, or None and why there is none."""
     path = os.path.join(run_dir, JOURNAL)
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            opening = json.loads(file.readline())
+        with opened(path) as file:
+            opening = json.loads(file.readline(SIZE).decode(errors="replace"))
         if opening["event"] != "RunOpened" or not isinstance(opening["jobid"], str) or not opening["jobid"]:
             raise ValueError(opening["event"])
         return {**opening, "run_id": str(opening["run_id"])}, ""
     except OSError as error:
         return None, f"{path}: {error.strerror or error}"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None, f"{path} does not begin with the opening of a run"
 
 
@@ -176,12 +178,13 @@ def read_with_digest(run_dir: str, name: str) -> tuple[Document, str] | None:
 
     path = os.path.join(run_dir, name)
     try:
-        with open(path, "rb") as file:
-            data = file.read()
+        data = read_whole(path, SIZE)
         document = json.loads(data)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise Unreadable(f"{path} is not a receipt: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
         raise Unreadable(f"{path} is not a receipt: {error}") from error
     if not isinstance(document, dict):
         raise Unreadable(f"{path} is not a receipt: no JSON object")

@@ -23,8 +23,9 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from supervisor.core.fields import Table
+from supervisor.loop.files import read_whole
 from supervisor.loop.threads import in_thread
-from supervisor.runs.papers import RUN_RECEIPT
+from supervisor.runs.papers import RUN_RECEIPT, SIZE
 from supervisor.service import documents, metrics, problems, requests
 from supervisor.service.interface import Allocation, Answering, Document, Refusal
 from supervisor.service.logs import Wanted, count_ranks, log_lines
@@ -38,7 +39,6 @@ EVENTS: Final = "text/event-stream"
 TEXT: Final = "text/plain; charset=utf-8"
 JSON_LINES: Final = "application/jsonl"
 READ_LIMIT: Final = 10.0  # seconds for a file
-RECEIPT_SIZE: Final = 32 * 1024 * 1024  # bytes: more is no receipt of ours
 RETRY: Final = b"retry: 1000\n\n"  # milliseconds after which a client that lost its stream asks again
 HEARTBEAT: Final = b": still here\n\n"
 
@@ -329,11 +329,7 @@ async def _receipt(api: Api, asked: Asked) -> Response:
 
 def _read(path: str) -> bytes:
     """In a thread. Raises OSError, and ValueError for what is no receipt."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        data = file.read(RECEIPT_SIZE + 1)
-    if len(data) > RECEIPT_SIZE:
-        raise ValueError(f"it has more than {RECEIPT_SIZE} bytes")
+    data = read_whole(path, SIZE)
     json.loads(data)
     return data
 

@@ -35,6 +35,7 @@ from typing import Final
 
 from supervisor.core.events import Event, encode
 from supervisor.core.kept_events import Accepted
+from supervisor.loop.files import read_whole
 from supervisor.service.found import BOOKS, JOURNAL, Found, Line, read_book
 from supervisor.service.place import OPEN_DIRECTORY, own_directory
 
@@ -46,6 +47,7 @@ FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 RETRY: Final = 1.0  # seconds until what could not be written is tried again
 LOOK: Final = 10.0  # seconds between looks at how much room there is, where nothing is written
 ROOM: Final = 1 << 16  # bytes that a book should have
+SIZE: Final = 1 << 26  # bytes: no request has more
 TRIAL: Final = "trial"  # the key of one that is written on trial: what is left of it nobody was told of
 
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -174,9 +176,8 @@ class Book:
             os.unlink(f"{key}/{name}", dir_fd=self._books)
 
     def read_file(self, key: str, name: str) -> str:
-        """A file of a book. Blocks; for any thread. Raises OSError."""
-        with open(os.open(f"{key}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._books)) as file:
-            return file.read()
+        """A file of a book. Blocks; for any thread. Raises OSError, and ValueError for what is no text."""
+        return read_whole(f"{key}/{name}", SIZE, directory=self._books).decode()
 
     def is_there(self, key: str) -> bool:
         """Whether something is where a book should be. Blocks; for any thread. Raises OSError."""

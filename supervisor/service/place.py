@@ -35,11 +35,13 @@ from datetime import UTC, datetime
 from typing import Final
 
 from supervisor.core import codes
+from supervisor.loop.files import read_whole
 from supervisor.runs.registry import state_home
 
 OWNER: Final = "owner.json"
 FREE: Final = f"{OWNER}.free"
 LOCK: Final = "lock"
+SIZE: Final = 1 << 16  # bytes: more is no record of ours
 
 OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -150,11 +152,9 @@ def owners(environ: Mapping[str, str]) -> list[Owner]:
 def read_owner(path: str, directory: int | None = None) -> Owner | None:
     """The record in a file; None when there is none that can be read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-        with open(descriptor, encoding="utf-8") as file:
-            data = json.load(file)
+        data = json.loads(read_whole(path, SIZE, directory=directory))
         return Owner(str(data["host"]), str(data["boot"]), int(data["pid"]), int(data["started"]), str(data["since"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
