@@ -91,7 +91,7 @@ class FakeSlurm:
         with self._cluster.changed() as state:
             for jobid, history in jobs:
                 own = {"submit": int(history[0][0]), "moments": _moments(history), "steps": {}, "pids": []}
-                state["jobs"][jobid] = COMMON | own | values
+                state["jobs"][jobid] = COMMON | {"raw": jobid} | own | values
 
     def end(self, jobid: str, word: str, code: str = "0:0") -> None:
         """A job ends now."""

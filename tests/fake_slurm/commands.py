@@ -4,6 +4,9 @@ prints of such jobs (tests/unit/test_fake_slurm.py compares them with the corpus
     DIR/bin/NAME     this program, by the name of the command that it plays
     DIR/state.json   the cluster: its jobs with their histories, and when its two daemons are away
 
+An array is a job for each of its tasks, by the id that people call it by (101_0); its raw id is another number, but for
+the last one, which has the array's. That tasks which wait have one record together is not played.
+
 A job is a list of moments, each `[at, state, code]` in epoch seconds: what it is now is the last one that has come.
 Nothing runs but what is asked: a job whose cluster says `real` runs its script, and its sruns run their commands, all
 on this machine; the histories of the others were written when they were submitted. Standard library only, and started
@@ -45,7 +48,7 @@ Connection refused
 sacct: error: Sending PersistInit msg: Connection refused
 sacct: error: Problem talking to the database: Connection refused"""
 SHOWN = """\
-JobId={jobid} JobName={name}
+JobId={raw}{array} JobName={name}
    UserId={user}({uid}) GroupId={user}({uid}) MCS_label=N/A
    Priority=4294901756 Nice=0 Account=root QOS=normal
    JobState={state} Reason={reason} Dependency=(null)
@@ -143,13 +146,23 @@ def ended(job: Job, at: float) -> int | None:
     return None if word(job, at) in LIVING else int(moment[0])
 
 
-def remembered(state: State, jobid: str) -> Job | None:
-    """The job, while the controller knows it."""
-    job: Job | None = state["jobs"].get(jobid)
+def named(state: State, name: str) -> dict[str, Job]:
+    """The jobs that an id means: a job, by its raw id too; or all tasks of an array."""
+    jobs: dict[str, Job] = state["jobs"]
+    if name in jobs:
+        return {name: jobs[name]}
+    array = {jobid: job for jobid, job in jobs.items() if jobid.startswith(f"{name}_")}
+    return array or {jobid: job for jobid, job in jobs.items() if job["raw"] == name}
+
+
+def remembered(state: State, name: str) -> dict[str, Job]:
+    """Those of them that the controller knows."""
     now = clock(state)
-    if job is None or ((end := ended(job, now)) is not None and now - end > state["memory"]):
-        return None
-    return job
+    return {
+        jobid: job
+        for jobid, job in named(state, name).items()
+        if (end := ended(job, now)) is None or now - end <= state["memory"]
+    }
 
 
 def times(job: Job, now: float, absent: str) -> tuple[str, str]:
@@ -178,9 +191,10 @@ def squeue(cluster: Cluster, words: list[str]) -> str:
     reach_controller(state, "slurm_load_jobs error")
     now = clock(state)
     if "--me" in words:
-        return "".join(f"{jobid}|{job['script']}\n" for jobid, job in state["jobs"].items() if remembered(state, jobid))
+        known = [(jobid, job) for jobid, job in state["jobs"].items() if jobid in remembered(state, jobid)]
+        return "".join(f"{jobid}|{job['script']}\n" for jobid, job in known)
     asked = (option(words, "--jobs") or "").split(",")
-    known = {jobid: job for jobid in asked if (job := remembered(state, jobid))}
+    known = {jobid: job for name in asked for jobid, job in remembered(state, name).items()}
     if not known and len(asked) == 1:
         raise Failed(UNKNOWN)
     if "--steps" in words:
@@ -189,7 +203,7 @@ def squeue(cluster: Cluster, words: list[str]) -> str:
     lines = []
     for jobid, job in known.items():
         start, end = times(job, now, "N/A")
-        fields = (jobid, jobid, word(job, now), job["submit"], start, end, job["uid"], 0, reason(job, now))
+        fields = (job["raw"], jobid, word(job, now), job["submit"], start, end, job["uid"], 0, reason(job, now))
         lines.append("|".join(map(str, fields)) + "|\n")
     return "".join(lines)
 
@@ -204,9 +218,8 @@ def sacct(cluster: Cluster, words: list[str]) -> str:
         return "".join(f"{jobid}|{job['line']}\n" for jobid, job in state["jobs"].items())
     asked = (option(words, "--jobs") or "").split(",")
     whole = "--allocations" not in words
-    return "".join(
-        rows(state, each, job, now - state["lag"], whole) for each in asked if (job := state["jobs"].get(each))
-    )
+    found = {jobid: job for name in asked for jobid, job in named(state, name).items()}
+    return "".join(rows(state, jobid, job, now - state["lag"], whole) for jobid, job in found.items())
 
 
 def rows(state: State, jobid: str, job: Job, at: float, steps: bool) -> str:
@@ -218,19 +231,20 @@ def rows(state: State, jobid: str, job: Job, at: float, steps: bool) -> str:
     _, told, native = standing(job, at)
     booked = "0:0" if word(job, at) in UNBOOKED else folded(native)
     worst = max((int(step["code"].partition(":")[0] or 0) for step in job["steps"].values()), default=0)
-    head = (jobid, told, booked, f"{worst}:0", jobid, job["submit"], begin, end or "Unknown", job["user"])
+    head = (job["raw"], told, booked, f"{worst}:0", jobid, job["submit"], begin, end or "Unknown", job["user"])
     lines: list[tuple[Any, ...]] = [(*head, state["cluster"], nodes)]
     if start and steps:
         killed = not native.endswith(":0")
         told, code = BATCH.get(word(job, at), ("CANCELLED" if killed else told, folded(native)))
-        name = f"{jobid}.batch"
+        raw, name = f"{job['raw']}.batch", f"{jobid}.batch"
         node = nodes_of(nodes)[0]
-        lines.append((name, told, code, "", name, start, start, end or "Unknown", "", state["cluster"], node))
+        lines.append((raw, told, code, "", name, start, start, end or "Unknown", "", state["cluster"], node))
         for number, step in job["steps"].items():
-            name, over = f"{jobid}.{number}", step["end"] is not None and step["end"] <= at
+            raw, name = f"{job['raw']}.{number}", f"{jobid}.{number}"
+            over = step["end"] is not None and step["end"] <= at
             told, code = (step["state"], folded(step["code"])) if over else ("RUNNING", "0:0")
             span = (int(step["start"]), int(step["start"]), int(step["end"]) if over else "Unknown")
-            lines.append((name, told, code, "", name, *span, "", state["cluster"], step["node"]))
+            lines.append((raw, told, code, "", name, *span, "", state["cluster"], step["node"]))
     return "".join("|".join(map(str, line)) + "\n" for line in lines)
 
 
@@ -251,15 +265,19 @@ def scontrol(cluster: Cluster, words: list[str]) -> str:
     """`show job ID`."""
     state = cluster.read()
     reach_controller(state, "slurm_load_jobs error")
-    jobid, now = words[-1], clock(state)
-    if (job := remembered(state, jobid)) is None:
+    if not (known := remembered(state, words[-1])):
         raise Failed(UNKNOWN)
+    return "".join(shown(jobid, job, clock(state)) for jobid, job in known.items())
+
+
+def shown(jobid: str, job: Job, now: float) -> str:
+    array, _, task = jobid.partition("_")
     start, end = times(job, now, "Unknown")
     begun = started(job, now)
     ran = 0 if begun is None else (ended(job, now) or int(now)) - begun
     nodes = nodes_of(job["nodes"])
     told = {
-        "jobid": jobid,
+        "array": f" ArrayJobId={array} ArrayTaskId={task}" if task else "",
         "state": word(job, now),
         "reason": reason(job, now),
         "code": standing(job, now)[2],
@@ -282,9 +300,10 @@ def sbatch(cluster: Cluster, words: list[str]) -> str:
     reach_controller(cluster.read(), "sbatch: error: Batch job submission failed")
     with cluster.changed() as state:
         jobid, now, uid = str(state["next"]), clock(state), os.getuid()
-        state["next"] += 1
+        made = raw_ids(jobid, option(given, "--array"))
+        state["next"] += len(made)
         count = int(option(given, "--nodes") or 1)
-        state["jobs"][jobid] = {
+        job = {
             "submit": int(now),
             "moments": [[now + after, told, code] for after, told, code in state["history"]],
             "reason": "None",
@@ -296,13 +315,23 @@ def sbatch(cluster: Cluster, words: list[str]) -> str:
             "script": script,
             "cwd": os.getcwd(),
             "line": " ".join(["sbatch", *words]),
-            "steps": {},
-            "pids": [],
         }
+        state["jobs"] |= {name: {**job, "raw": raw, "steps": {}, "pids": []} for name, raw in made.items()}
         real = state["real"]
     if real:
-        run_batch(cluster, jobid, script, option(given, "--output") or "/dev/null")
+        for name in made:
+            run_batch(cluster, name, script, option(given, "--output") or "/dev/null")
     return f"{jobid}\n"
+
+
+def raw_ids(jobid: str, array: str | None) -> dict[str, str]:
+    """The raw ids of a new job, or of the tasks of an array: the last one's is the array's own."""
+    if array is None:
+        return {jobid: jobid}
+    spans = [span.partition("-") for span in array.partition("%")[0].split(",")]
+    tasks = [task for low, _, high in spans for task in range(int(low), int(high or low) + 1)]
+    raws = [*range(int(jobid) + 1, int(jobid) + len(tasks)), int(jobid)]
+    return {f"{jobid}_{task}": str(raw) for task, raw in zip(tasks, raws, strict=True)}
 
 
 def run_batch(cluster: Cluster, jobid: str, script: str, output: str) -> None:
@@ -310,12 +339,17 @@ def run_batch(cluster: Cluster, jobid: str, script: str, output: str) -> None:
     if os.fork():
         return
     os.setsid()
-    with open(output.replace("%j", jobid), "ab") as log, open(os.devnull) as nothing:
+    array, _, task = jobid.partition("_")
+    for mark, text in (("%j", jobid), ("%A", array), ("%a", task)):
+        output = output.replace(mark, text)
+    with open(output, "ab") as log, open(os.devnull) as nothing:
         for number, file in ((0, nothing), (1, log), (2, log)):
             os.dup2(file.fileno(), number)
-    nodes = cluster.read()["jobs"][jobid]["nodes"]
-    own = {"SLURM_JOB_ID": jobid, "SLURM_JOB_NODELIST": nodes, "SLURM_JOB_NUM_NODES": str(len(nodes_of(nodes)))}
+    nodes, raw = (cluster.read()["jobs"][jobid][key] for key in ("nodes", "raw"))
+    own = {"SLURM_JOB_ID": raw, "SLURM_JOB_NODELIST": nodes, "SLURM_JOB_NUM_NODES": str(len(nodes_of(nodes)))}
     env = {**os.environ, **own, "SLURMD_NODENAME": nodes_of(nodes)[0], "SLURM_RESTART_COUNT": "0"}
+    if task:
+        env |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": task}
     batch = subprocess.Popen([script], env=env, start_new_session=True)
     with cluster.changed() as state:
         state["jobs"][jobid]["moments"].append([clock(state), "RUNNING", "0:0"])
@@ -333,18 +367,20 @@ def exit_code(ended_with: int) -> str:
 
 
 def scancel(cluster: Cluster, words: list[str]) -> str:
-    """A job's end, or a signal to its batch script or to one of its steps."""
+    """A job's end (of an array, each task's), or a signal to its batch script or to one of its steps."""
     jobid, _, step = words[-1].partition(".")
     name = option(words, "--signal") or "TERM"
     reach_controller(cluster.read(), "scancel: error")
     with cluster.changed() as state:
         state["cancelled"].append(words)
-        if (job := state["jobs"].get(jobid)) is None or word(job, now := clock(state)) not in LIVING:
-            return ""
-        reached = [job["steps"][step]["pid"]] if step else job["pids"][:1]
-        if not step and "--batch" not in words:
-            past = [moment for moment in job["moments"] if moment[0] <= now]
-            job["moments"] = [*past, [now, f"CANCELLED by {os.getuid()}", "0:0"]]
+        now, reached = clock(state), list[int]()
+        for job in named(state, jobid).values():
+            if word(job, now) not in LIVING:
+                continue
+            reached += [job["steps"][step]["pid"]] if step else job["pids"][:1]
+            if not step and "--batch" not in words:
+                past = [moment for moment in job["moments"] if moment[0] <= now]
+                job["moments"] = [*past, [now, f"CANCELLED by {os.getuid()}", "0:0"]]
     for pid in reached:
         try:
             os.kill(pid, signal.Signals[f"SIG{name}"])
@@ -356,13 +392,14 @@ def scancel(cluster: Cluster, words: list[str]) -> str:
 def srun(cluster: Cluster, words: list[str]) -> str:
     """A step: the command, run here, as the node's only task."""
     command = words[next(at for at, given in enumerate(words) if not given.startswith("--")) :]
-    jobid, node = option(words, "--jobid") or os.environ["SLURM_JOB_ID"], option(words, "--nodelist") or "node1"
+    raw, node = option(words, "--jobid") or os.environ["SLURM_JOB_ID"], option(words, "--nodelist") or "node1"
     with cluster.changed() as state:
+        (jobid,) = (jobid for jobid, job in state["jobs"].items() if raw in (jobid, job["raw"]))
         steps = state["jobs"][jobid]["steps"]
         number, begun = str(len(steps)), clock(state)
         name = option(words, "--job-name") or os.path.basename(command[0])
         steps[number] = {"name": name, "node": node, "start": begun, "end": None, "state": "", "code": "", "pid": 0}
-    own = {"SLURM_JOB_ID": jobid, "SLURM_STEP_ID": number, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
+    own = {"SLURM_JOB_ID": raw, "SLURM_STEP_ID": number, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
     stdin = subprocess.DEVNULL if option(words, "--input") == "none" else None
     task = subprocess.Popen(command, env={**os.environ, **own, "SLURMD_NODENAME": node}, stdin=stdin)
     signal.signal(signal.SIGTERM, lambda *_: task.kill())  # as srun does: no handler of the task's runs

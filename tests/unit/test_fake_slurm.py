@@ -46,7 +46,7 @@ def record_of(said: Said, text: str) -> JobRecord:
     return replace(record, raw="")
 
 
-def tell(slurm: FakeSlurm, said: Said, by: str) -> None:
+def tell(slurm: FakeSlurm, said: Said, by: str, **more: str) -> None:
     """Put the job of a scontrol's answer into the fake. `by`: who cancelled it, which only accounting tells."""
     record = record_of(said, said.stdout)
     fields = dict(word.split("=", 1) for word in said.stdout.split() if "=" in word)
@@ -67,6 +67,7 @@ def tell(slurm: FakeSlurm, said: Said, by: str) -> None:
         limit=int(hours) * 60 + int(minutes),
         reason="None" if fields["Reason"] == REASONS.get(state) else fields["Reason"],
         cwd=fields["WorkDir"],
+        **more,
     )
     slurm.set(now=history[-1][0] + 1)
 
@@ -85,6 +86,47 @@ def test_what_it_prints_of_a_job_is_what_slurm_printed(name: str, moment: int, t
     assert [line.split("=")[0] for line in printed.stdout.split("\n")] == [
         line.split("=")[0] for line in shown.stdout.split("\n")
     ]
+
+
+def test_tasks_of_an_array_are_told_of_as_slurm_told_of_them(tmp_path: Path) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm")
+    case = CASES["array"]
+    said = {(each.who, each.jobid): each for each in case.answers}
+    for task in range(4):
+        shown = said["scontrol", f"2_{task}"]
+        tell(slurm, shown, by="", raw=shown.stdout.split()[0].removeprefix("JobId="))
+    for (who, name), each in said.items():
+        printed = ask(slurm, each.argv)
+        assert printed.returncode == each.returncode == 0
+        if who != "scontrol":
+            assert sorted(printed.stdout.splitlines()) == sorted(each.stdout.splitlines())
+            continue
+        assert sorted(heads(printed.stdout)) == sorted(heads(each.stdout))
+        if name != "2":
+            assert record_of(each, printed.stdout) == record_of(each, each.stdout)
+
+
+def heads(text: str) -> list[str]:
+    """The first lines of scontrol's records."""
+    return [line for line in text.splitlines() if line.startswith("JobId=")]
+
+
+def test_an_array_is_made_and_ended_task_by_task(tmp_path: Path) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm")
+    script = tmp_path / "script"
+    script.write_text("#!/bin/sh\n#SBATCH --array=0-1,5%2\n")
+    assert ask(slurm, ("sbatch", str(script))).stdout == "101\n"
+    assert {name: job["raw"] for name, job in slurm.state()["jobs"].items()} == {
+        "101_0": "102",
+        "101_1": "103",
+        "101_5": "101",
+    }
+    ask(slurm, ("scancel", "101_1"))
+    argv = ("squeue", "--jobs=101")
+    states = [line.split("|")[1:3] for line in ask(slurm, argv).stdout.splitlines()]
+    assert states == [["101_0", "RUNNING"], ["101_1", "CANCELLED"], ["101_5", "RUNNING"]]
+    ask(slurm, ("scancel", "101"))
+    assert {line.split("|")[2] for line in ask(slurm, argv).stdout.splitlines()} == {"CANCELLED"}
 
 
 def test_unknown_jobs_and_dead_daemons_are_told_of_in_slurms_words(tmp_path: Path) -> None:
