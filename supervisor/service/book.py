@@ -13,8 +13,8 @@ A line gets its numbers when it is written, so that one that cannot be written u
 allocation is written or refused. What happens to one that exists is kept in memory, in its order, when the disk is full
 or fails (ENOSPC, EDQUOT, EIO), and written when there is space again; `trouble` says so meanwhile, and also when the
 file system says that it has no room for another book; until one can be written on trial. A book that cannot be written
-for a reason of its own (somebody has removed it) loses its own lines only. Whatever a failed write has left of a line
-is cut off before the next one.
+for a reason of its own (somebody has removed it, or cut it short) loses its own lines only. Whatever a failed write has
+left of a line is cut off before the next one.
 
 **Reading** happens once, at the start. A last line that is torn or zero-filled was never told to anybody: it is cut off
 and reported. Anything else that cannot be read is damage: nobody knows what was there, so the book is left as it is.
@@ -109,7 +109,7 @@ class Book:
         OSError."""
         found = [book for key in sorted(os.listdir(self._books)) if (book := self._read(key)) is not None]
         for book in found:
-            self._seq = max([self._seq, *(line.seq for line in book.lines)])
+            self._seq = max(self._seq, book.newest)
             self._count[book.key], self._size[book.key] = len(book.lines), book.size
         return sorted(found, key=lambda book: book.lines[0].seq if book.lines else 0)
 
@@ -179,18 +179,24 @@ class Book:
         """A file of a book. Blocks; for any thread. Raises OSError, and ValueError for what is no text."""
         return read_whole(f"{key}/{name}", SIZE, directory=self._books).decode()
 
-    def is_there(self, key: str) -> bool:
-        """Whether something is where a book should be. Blocks; for any thread. Raises OSError."""
+    def is_gone(self, key: str) -> bool:
+        """Whether somebody has taken a book away: then it is forgotten. Blocks; for any thread. Raises OSError."""
         try:
             os.stat(key, dir_fd=self._books, follow_symlinks=False)
         except FileNotFoundError:
-            return False
-        return True
+            self._let_go(key)
+            return True
+        return False
 
     def forget(self, key: str) -> None:
         """Remove a book that has come to its end; it must not be the one with the newest line, or numbers would be used
         twice. Blocks; for any thread."""
         self._remove(key)
+        self._let_go(key)
+
+    def _let_go(self, key: str) -> None:
+        self._count.pop(key, None)
+        self._size.pop(key, None)
 
     # --- in the thread ------------------------------------------------------------------------------------------------
 
@@ -253,10 +259,12 @@ class Book:
         os.mkdir(key, 0o700, dir_fd=self._books)
         try:
             self._fill(key, files, line)
+            os.fsync(self._books)
         except OSError:
             self._remove(key)
+            with suppress(OSError):
+                os.fsync(self._books)  # what was refused must not be there after a crash
             raise
-        os.fsync(self._books)
 
     def _fill(self, key: str, files: Mapping[str, str], line: bytes) -> None:
         directory = os.open(key, OPEN_DIRECTORY, dir_fd=self._books)
@@ -289,11 +297,15 @@ class Book:
         return ""
 
     def _extend(self, key: str, data: bytes) -> None:
-        """Add to a journal, cutting off what an earlier failure left. Raises OSError."""
+        """Add to a journal, cutting off what an earlier failure left. Raises OSError, also when lines are missing from
+        it."""
         descriptor = os.open(f"{key}/{JOURNAL}", _APPEND, dir_fd=self._books)
         try:
-            if os.fstat(descriptor).st_size != self._size.get(key, 0):
-                os.ftruncate(descriptor, self._size.get(key, 0))
+            found, known = os.fstat(descriptor).st_size, self._size.get(key, 0)
+            if found < known:
+                raise OSError(errno.EUCLEAN, f"{JOURNAL} has {found} bytes, and had {known}")
+            if found > known:
+                os.ftruncate(descriptor, known)
             self._put(descriptor, data)
         finally:
             os.close(descriptor)
@@ -329,9 +341,14 @@ class Book:
 
     def _deliver(self, entries: list[_Entry], lines: list[Line]) -> None:
         for entry, line in zip(entries, lines, strict=True):
-            self._told(line)
             if not entry.done.done():
                 entry.done.set_result(line)
+        for line in lines:
+            try:
+                self._told(line)
+            except Exception as error:  # noqa: BLE001 - the lines are on the disk, and the others are to be told, too
+                context = {"message": f"line {line.seq} of the books could not be told", "exception": error}
+                self._loop.call_exception_handler(context)
 
     def _refuse(self, entries: list[_Entry], error: OSError) -> None:
         for entry in entries:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,6 +16,7 @@ BOOKS: Final = "allocations"
 JOURNAL: Final = "journal.jsonl"
 
 _FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_TOO_LARGE: Final = 1 << 53  # what every JSON reader keeps is below it
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class Line:
 @dataclass
 class Found:
     """A book as it was found, in the directory `path`. `cut`: bytes of a torn last line that were cut off. `damage`
-    says why it cannot be read; `lines` are those before."""
+    says why it cannot be read; `lines` are those before. `newest`: the highest number in it, also after the damage."""
 
     key: str
     path: str
@@ -37,6 +40,7 @@ class Found:
     cut: int = 0
     damage: str = ""
     size: int = 0
+    newest: int = 0
 
     def advice(self, damage: str) -> str:
         """What is wrong with it, and what to do."""
@@ -88,8 +92,19 @@ def _parse(book: Found, data: bytes) -> None:
             last = end + 1 == len(data) or not data[book.size :].strip(b"\0\n")
             if not (no_json and last):  # a whole line that says what cannot be is no torn one
                 book.damage = f"{JOURNAL}, line {len(book.lines) + 1}: {error}"
+                book.newest = max([book.newest, *_numbers(data[book.size :])])
             return
         book.size = end + 1
+        book.newest = book.lines[-1].seq
+
+
+def _numbers(data: bytes) -> Iterator[int]:
+    """The numbers of lines that cannot be understood otherwise: they were told, and must not be used again."""
+    for line in data.split(b"\n"):
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            seq = json.loads(line)["seq"]
+            if type(seq) is int and seq < _TOO_LARGE:
+                yield seq
 
 
 def _line(book: Found, text: bytes) -> Line:

@@ -212,7 +212,7 @@ class Holder:
         are with their runs. So are those whose damaged book somebody has moved away."""
         while True:
             await asyncio.sleep(FORGET_PERIOD)
-            lives = sorted(self._lives.values(), key=lambda life: life.changed_at)
+            lives = sorted(self._lives.values(), key=lambda life: life.newest)
             damaged = [life for life in lives if life.damage]
             ended = [life for life in lives if life.ended and not life.damage]
             with suppress(OSError):  # a file system that is away
@@ -220,7 +220,7 @@ class Holder:
                     await in_thread(self._book.forget, life.key, limit=ACCEPT_LIMIT)
                     self._forget(life)
                 for life in damaged:
-                    if not await in_thread(self._book.is_there, life.key, limit=ACCEPT_LIMIT):
+                    if await in_thread(self._book.is_gone, life.key, limit=ACCEPT_LIMIT):
                         self._forget(life)
 
     def _forget(self, life: Life) -> None:

@@ -68,6 +68,7 @@ class Life:
         self.state = Kept()
         self.told = Kept()  # as of what is on the disk
         self.created = self.changed_at = ""
+        self.newest = 0  # the number of its last line on the disk
         self.damage = ""  # why its book cannot be read: nothing is done for it then
         self.ranks: Mapping[str, RunState] = {}
         self._book = book
@@ -79,7 +80,7 @@ class Life:
         self._done: dict[str, Duty] = {}  # by slot: what was begun last
         self._stop = Stop()
         self._hurried = Flag()
-        self._last: asyncio.Future[Line] | None = None  # its newest line, on the way to the disk
+        self._kept = Flag()  # its end is on the disk
 
     # --- what is known ------------------------------------------------------------------------------------------------
 
@@ -97,7 +98,7 @@ class Life:
         """Fold what its book tells. Raises IllegalEvent, with the state before the event."""
         for line in lines:
             self.created = self.created or line.utc
-            self.changed_at = line.utc
+            self.changed_at, self.newest = line.utc, line.seq
             self.state, _ = keeping.step(self.state, line.event)
             self.told = self.state
 
@@ -128,6 +129,7 @@ class Life:
     def on_disk(self, line: Line) -> Event:
         """A line of its book is on the disk. Returns how that is told."""
         self.told, _ = keeping.step(self.told, line.event)
+        self.newest = line.seq
         if self.told == self.state:
             self.told = self.state  # once in memory is enough
         return event_of(line, self.told)

@@ -212,3 +212,84 @@ async def test_a_key_that_is_there_is_refused_and_kept(shelf: Shelf) -> None:
         with pytest.raises(FileExistsError):
             await book.create("a", {}, UTC, NEW)
     assert shelf.numbers("a") == [(1, 1)]
+
+
+async def test_a_book_that_was_refused_is_not_there_after_a_crash(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are on the disk, and only the directory that names it is not."""
+    fsync, broken = os.fsync, True
+
+    def fails(descriptor: int) -> None:
+        if broken and os.readlink(f"/proc/self/fd/{descriptor}").endswith(f"/{BOOKS}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    async with shelf.open() as book:
+        monkeypatch.setattr(os, "fsync", fails)
+        with pytest.raises(OSError, match="Input/output error"):
+            await book.create("a", {}, UTC, NEW)
+        assert os.listdir(shelf.top / BOOKS) == []
+        broken = False
+        await troubled(book, False)
+        assert (await book.create("b", {}, UTC, NEW)).seq == 1
+    async with shelf.open():
+        assert [found.key for found in shelf.found] == ["b"]
+
+
+@pytest.mark.parametrize(
+    "damage", [b"\0" * 9 + b"\n", b"[]\n", b'{"n":9,"seq":2,"utc":"","event":"Admitted"}\n', b"{\n"]
+)
+async def test_no_number_is_used_twice_where_a_book_is_damaged(shelf: Shelf, damage: bytes) -> None:
+    async with shelf.open() as book:
+        await book.create("b", {}, UTC, NEW)
+        await book.create("a", {}, UTC, NEW)
+        for text in ("one", "two"):
+            await book.append("a", UTC, ev.Troubled(text))
+    lines = shelf.journal("a").read_bytes().splitlines(keepends=True)
+    shelf.journal("a").write_bytes(b"".join([lines[0], damage, lines[2], b'{"seq":"5"}\n{"seq":1e9}\n{"se']))
+    async with shelf.open() as book:
+        assert [bool(found.damage) for found in shelf.found] == [False, True]
+        assert (await book.append("b", UTC, ev.Admitted())).seq == 5
+
+
+async def test_who_cannot_hear_of_a_line_keeps_nobody_from_it(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    complaints: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+    heard = shelf._told
+
+    def deaf(line: Line) -> None:
+        if line.seq == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        heard(line)
+
+    monkeypatch.setattr(shelf, "_told", deaf)
+    async with shelf.open() as book:
+        await book.create("a", {}, UTC, NEW)
+        lines = [book.append("a", UTC, ev.Troubled(f"{n}")) for n in range(3)]
+        async with asyncio.timeout(10):
+            assert [line.seq for line in await asyncio.gather(*lines)] == [2, 3, 4]
+    assert shelf.told == [(1, "a"), (3, "a"), (4, "a")]
+    assert complaints == ["line 2 of the books could not be told"]
+
+
+async def test_a_journal_that_was_cut_short_is_not_filled_with_zeros(shelf: Shelf) -> None:
+    async with shelf.open() as book:
+        await book.create("a", {}, UTC, NEW)
+        await book.append("a", UTC, ev.Admitted())
+        first = shelf.journal("a").read_bytes().partition(b"\n")[0] + b"\n"
+        shelf.journal("a").write_bytes(first)
+        with pytest.raises(OSError, match=rf"journal.jsonl has {len(first)} bytes, and had \d+"):
+            await book.append("a", UTC, ev.Troubled("lost"))
+        assert not book.trouble
+    assert shelf.journal("a").read_bytes() == first
+
+
+async def test_nothing_is_kept_of_what_is_forgotten(shelf: Shelf) -> None:
+    async with shelf.open() as book:
+        for key in ("a", "b", "c"):
+            await book.create(key, {}, UTC, NEW)
+        book.forget("a")
+        shutil.rmtree(shelf.top / BOOKS / "b")
+        assert [book.is_gone(key) for key in ("b", "c")] == [True, False]
+        assert (list(book._count), list(book._size)) == (["c"], ["c"])

@@ -227,7 +227,11 @@ async def test_a_controller_that_is_away_is_waited_for(site: Site, monkeypatch: 
     assert site.slurm.submitted == 1
 
 
-async def test_what_ended_long_ago_is_forgotten(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", [1, -1])
+async def test_what_ended_long_ago_is_forgotten(site: Site, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Long ago by the numbers of what was told: a clock may be set back."""
+    clock = itertools.count(5000, step)
+    monkeypatch.setattr("supervisor.service.life.utc_now", lambda: f"2026-01-02T03:04:05.{next(clock)}Z")
     monkeypatch.setattr("supervisor.service.holder.FORGET_PERIOD", 0.01)
     site.settings = replace(site.settings, keep=1)
     async with site.holder() as holder:
