@@ -216,7 +216,7 @@ class StateDirectory:
         try:
             self._make_way(temporary)
             self._write(temporary)
-            os.link(temporary, OWNER, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+            self._link(temporary, OWNER)
         except FileExistsError:
             raise self._taken(read_owner(OWNER, self.descriptor)) from None
         finally:
@@ -235,14 +235,25 @@ class StateDirectory:
             )
         if owner is not None and owner.alive:
             raise self._taken(owner)
-        if owner is None:
-            self._remove(OWNER)
+        self._take_away(owner, temporary)
         with suppress(FileNotFoundError):
-            self._rename(OWNER if owner else FREE, temporary)
+            if owner is None:
+                self._rename(FREE, temporary)
         if self._lock is not None:  # nobody else is at it: these were left by daemons that were killed
             for name in os.listdir(self.descriptor):
                 if name.startswith(f"{OWNER}.") and name != temporary:
                     self._remove(name)
+
+    def _take_away(self, judged: Owner | None, temporary: str) -> None:
+        """Rename the record that was judged, or remove what is none. Raises Unusable when it is another by now: where
+        there are no locks, somebody else may have made way for his own meanwhile, which is put back."""
+        with suppress(FileNotFoundError):
+            self._rename(OWNER, temporary)
+            if (found := read_owner(temporary, self.descriptor)) != judged:
+                self._link(temporary, OWNER)
+                raise self._taken(found)
+            if judged is None:
+                self._remove(temporary)
 
     def _write(self, name: str) -> None:
         """Our record, over whatever is in that file, whose blocks are kept. Raises OSError."""
@@ -255,6 +266,9 @@ class StateDirectory:
             file.flush()
             file.truncate()
             os.fsync(descriptor)
+
+    def _link(self, old: str, new: str) -> None:
+        os.link(old, new, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
 
     def _rename(self, old: str, new: str) -> None:
         os.rename(old, new, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)

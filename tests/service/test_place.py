@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import socket
@@ -19,11 +20,13 @@ from supervisor.runs.registry import registry
 from supervisor.service import place
 from supervisor.service.place import (
     OWNER,
+    Owner,
     StateDirectory,
     Unusable,
     held_for,
     own_directory,
     owners,
+    read_owner,
     state_directory,
     this_process,
 )
@@ -102,6 +105,35 @@ def test_another_hosts_record_is_never_touched(path: Path) -> None:
     with pytest.raises(Unusable, match=rf"held by the allocd on login7 .*remove {record}"):
         StateDirectory(str(path))
     assert record.read_text() == before
+
+
+@pytest.mark.parametrize("before", [None, "{", "stale"])
+def test_a_record_that_another_one_puts_there_meanwhile_is_left(
+    path: Path, before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file system knows no locks."""
+    path.mkdir(parents=True, mode=0o700)
+    if before:
+        write_owner(path, boot="another") if before == "stale" else (path / OWNER).write_text(before)
+    winner, read, read_once = replace(this_process(), since="now"), read_owner, iter([True])
+
+    def slow(name: str, directory: int | None = None) -> Owner | None:
+        found = read(name, directory)
+        if next(read_once, False):
+            (path / "new").write_text(json.dumps(asdict(winner)))
+            (path / "new").rename(path / OWNER)
+        return found
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", no_locks)
+    monkeypatch.setattr(place, "read_owner", slow)
+    with pytest.raises(Unusable, match=r"held by an allocd already: process .*, since now") as refused:
+        StateDirectory(str(path))
+    assert refused.value.code == codes.UNREACHABLE
+    assert json.loads((path / OWNER).read_text()) == asdict(winner)
+    assert sorted(os.listdir(path)) == ["lock", OWNER]
 
 
 def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
