@@ -121,17 +121,19 @@ class Life:
         before = self.state
         self.state, _ = keeping.step(before, event)
         self.changed_at = utc_now()
-        future = self._last = self._book.append(self.key, self.changed_at, event)
+        future = self._book.append(self.key, self.changed_at, event)
         self._changed(self, before)
         self._take_up()
         return future
 
     def on_disk(self, line: Line) -> Event:
         """A line of its book is on the disk. Returns how that is told."""
-        self.told, _ = keeping.step(self.told, line.event)
         self.newest = line.seq
+        self.told, _ = keeping.step(self.told, line.event)
         if self.told == self.state:
             self.told = self.state  # once in memory is enough
+        if self.told.phase == "ended":
+            self._kept.set()
         return event_of(line, self.told)
 
     async def run(self) -> None:
@@ -146,9 +148,8 @@ class Life:
                     task.cancel()
         if self.ended:
             self.ranks = {}  # its receipt tells of them, and thousands of ended ones may be held
+            await self._kept.wait()  # until then what had begun may have to begin again
             with suppress(OSError):  # it will be seen to at the next start
-                if self._last is not None:
-                    await self._last  # until its end is on the disk, what had begun may have to begin again
                 await in_thread(self.tidy_up, limit=FILES)
 
     def tidy_up(self) -> None:

@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from supervisor.service.settings import Settings
 from supervisor.service.wishes import submission
 from supervisor.service.world import Engines, NotStarted, World
 from tests.fake_slurm import FakeSlurm
+from tests.service.dying import Killed, dies_at, one_life
 from tests.service.held import PLAN, Scene, Site
 from tests.unit.test_follow import append, end_run, line, make_run
 
@@ -577,25 +577,6 @@ async def test_a_torn_last_line_is_cut_off(site: Site, tail: bytes) -> None:
 # --- dying ------------------------------------------------------------------------------------------------------------
 
 
-class Killed(Exception):
-    """The daemon dies here."""
-
-
-def dies_at(number: int, how: str) -> Callable[[int, bytes], None]:
-    """Writes, and dies at that write (from 1): before it, after half of it, or after it."""
-    count = itertools.count(1)
-
-    def write(descriptor: int, data: bytes) -> None:
-        if next(count) != number:
-            put(descriptor, data)
-            return
-        if how != "before":
-            os.write(descriptor, data if how == "after" else data[: len(data) // 2])
-        raise Killed
-
-    return write
-
-
 async def live_through(site: Site, holder: Holder) -> None:
     """The script: three plans for two places, of which the second is cancelled; all come to their end."""
     keys = [(await holder.submit(site.request(), name)).key for name in ("one", "two", "three")]
@@ -603,26 +584,6 @@ async def live_through(site: Site, holder: Holder) -> None:
     await holder.stop(keys[1], "cancel")
     for key in keys:
         await site.until(holder, key, "ended")
-
-
-async def one_life(site: Site, write: Callable[[int, bytes], None]) -> bool:
-    """A daemon's life with the script, whatever was done of it before; whether it came to its end alive."""
-    alive = True
-    try:
-        async with site.holder(write) as holder:
-            script = asyncio.create_task(live_through(site, holder))
-            dead = asyncio.ensure_future(asyncio.shield(holder._book.failed))
-            await asyncio.wait([script, dead], return_when=asyncio.FIRST_COMPLETED)
-            script.cancel()
-            await asyncio.wait([script])
-            dead.cancel()
-            if not script.cancelled():
-                script.result()
-            elif not holder._book.failed.done():
-                raise AssertionError("neither dead nor done")
-    except* (Killed, Refusal, StopAsyncIteration):
-        alive = False
-    return alive
 
 
 @pytest.mark.slow
@@ -638,10 +599,10 @@ async def test_a_daemon_that_dies_at_any_write_comes_to_the_same_end(
         (tmp_path / f"{number}").mkdir()
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / f"{number}" / "registry"))
         site = Site(tmp_path / f"{number}", settings=Settings(limit=2, patience=0.0))
-        if await one_life(site, dies_at(number, how)):
+        if await one_life(site, dies_at(number, how), live_through):
             break
         points += 1
-        assert await one_life(site, put), f"killed at write {number}"
+        assert await one_life(site, put, live_through), f"killed at write {number}"
         check_the_end(site, number)
     assert points > 10
 
