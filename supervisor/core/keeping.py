@@ -36,6 +36,7 @@ from supervisor.core import kept_events as ev
 from supervisor.core.duties import Duty, duties
 from supervisor.core.events import Event
 from supervisor.core.kept import HELD, OVER, Kept, Run, liveliness, unit_of
+from supervisor.core.layout import RECEIPT
 from supervisor.core.slurm import parse_state
 
 ATTEMPTS: Final = 3
@@ -95,6 +96,24 @@ def fold(events: Iterable[Event]) -> Kept:
     for event in events:
         state, _ = step(state, event)
     return state
+
+
+def of_task(state: Kept, task: str) -> Kept:
+    """What is known of one task of an array. Its verdict is not: the sealed receipt in its run's directory tells."""
+    runs = {run_id: run for run_id, run in state.runs.items() if unit_of(run_id) == task}
+    run_id = next(reversed(runs), "")
+    found = replace(
+        state,
+        units={name: word for name, word in state.units.items() if name == task},
+        runs=runs,
+        run_id=run_id,
+        stopping=state.asked(task),
+        parts={},
+        verdict=None,
+        receipt=f"{runs[run_id].directory}/{RECEIPT}" if run_id and state.verdict else "",
+        first_failure="",
+    )
+    return _placed(found) if state.phase in HELD else found
 
 
 def _objection(state: Kept, event: Event) -> str:

@@ -71,6 +71,11 @@ class Kept:
         """Whether a run is seen of what Slurm has not ended yet."""
         return any(run.live and not self.is_over(run_id) for run_id, run in self.runs.items())
 
+    @property
+    def last_runs(self) -> Mapping[str, str]:
+        """The directory of the last attempt's run, by the job or the task that it is of."""
+        return {unit_of(run_id): run.directory for run_id, run in self.runs.items()}
+
     def has_engine(self, part: str = "") -> bool:
         """Whether there is a run, of that part, that can be ended in order."""
         return any(part in ("", unit_of(run_id)) and self._can_end(run_id) for run_id in self.runs)

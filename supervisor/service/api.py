@@ -290,11 +290,9 @@ async def _events(api: Api, asked: Asked) -> ASGIApp:
 async def _logs(api: Api, asked: Asked) -> ASGIApp:
     given = asked.parameters
     as_json = given["format"] == "jsonl"
-    allocation = api.answering.find(asked.name)
-    await _check_ranks(allocation, given["rank"])
-    key = allocation.key
+    await _check_ranks(api.answering.find(asked.name), given["rank"])
     wanted = Wanted(given["rank"], given["kind"], given["follow"], given["tail"], as_json)
-    lines = log_lines(lambda: api.answering.find(key), wanted, api.streams.closing)
+    lines = log_lines(lambda: api.answering.find(asked.name), wanted, api.streams.closing)
 
     async def stream(scope: Scope, receive: Receive, send: Send) -> None:
         with api.streams.place(tuple(scope["client"] or ())):

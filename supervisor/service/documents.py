@@ -18,7 +18,7 @@ Schema = dict[str, Any]
 
 _ALLOCATION: Final = tuple(item.name for item in fields(Allocation))
 _EVENT: Final = tuple(item.name for item in fields(Event))
-_AT_LENGTH: Final = frozenset({"ranks"})  # only where one allocation is asked for: a thousand have many ranks
+_AT_LENGTH: Final = frozenset({"ranks", "run_dirs"})  # only where one allocation is asked for: a thousand have many
 _JSON: Final[dict[Any, Schema]] = {
     str: {"type": "string"},
     int: {"type": "integer"},
@@ -35,7 +35,7 @@ def brief(allocation: Allocation) -> Document:
 
 def whole(allocation: Allocation) -> Document:
     """One allocation by itself."""
-    return {**VERSION, **brief(allocation), "ranks": list(allocation.ranks)}
+    return {**VERSION, **brief(allocation), "ranks": list(allocation.ranks), "run_dirs": list(allocation.run_dirs)}
 
 
 def event(happened: Event) -> Document:

@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, TypeVar
 from supervisor import __version__
 from supervisor.core import kept_events as ev
 from supervisor.core.keeping import IllegalEvent
-from supervisor.core.kept import Kept
+from supervisor.core.kept import Kept, unit_of
 from supervisor.core.slurm import parse_job_id
 from supervisor.loop.threads import in_thread
 from supervisor.service.book import Book
@@ -369,11 +369,12 @@ class Holder:
 
     def find(self, name: str) -> Allocation:
         """See `interface.Answering`."""
-        return self._answer(self._life(name))
+        life = self._life(name)
+        return self._answer(life, _task(life, name))
 
-    def _answer(self, life: Life) -> Allocation:
+    def _answer(self, life: Life, task: str = "") -> Allocation:
         position = list(self._queue).index(life.key) + 1 if life.key in self._queue else None
-        return life.allocation(position)
+        return life.allocation(position, task)
 
     def _life(self, name: str) -> Life:
         if name in self._lives:
@@ -392,27 +393,30 @@ class Holder:
         """See `interface.Answering`. An allocation without a job is withdrawn, either way; one whose job, or task, has
         not begun is stopped as soon as its engine is there."""
         life = self._life(name)
-        part = _part(life, name)
+        task = _task(life, name)
         if life.damage:
             raise Refusal(409, "conflict", life.damage)
+        if "+" in name and name.partition(".")[0] not in life.state.jobs:
+            text = f"{name} is a component of job {life.state.jobid}, which has one run on all of them: name the job"
+            raise Refusal(409, "conflict", text)
         if how == "cancel" and life.state.kind != "submitted":
             raise Refusal(409, "conflict", "its job was not submitted here: only who made it cancels it")
-        over = life.ended or life.state.verdict or (part and life.state.is_over(part))
-        if over or life.state.asked(part) in (how, "cancel"):
+        over = life.ended or life.state.verdict or (task and life.state.is_over(task))
+        if over or life.state.asked(task) in (how, "cancel"):
             if not idempotent:
                 raise Refusal(409, "conflict", "it has ended" if life.ended else "that was asked for already")
-            return self._answer(life)
-        if how == "stop" and life.state.kind == "followed" and not life.state.has_engine(part):
-            job = part or life.state.jobid
+            return self._answer(life, task)
+        if how == "stop" and life.state.kind == "followed" and not life.state.has_engine(task):
+            job = task or life.state.jobid
             text = f"job {job} has no run that could end in order: only who made it cancels it, with scancel"
             raise Refusal(409, "conflict", text)
-        line = life.hear(ev.StopAsked(how, part))
+        line = life.hear(ev.StopAsked(how, task))
         try:
             await asyncio.wait_for(asyncio.shield(line), WRITE_LIMIT if not self._book.trouble else 0.5)
         except (TimeoutError, OSError):
             text = "it is being stopped, but that is not on the disk: a service that is started anew would not know"
             raise Refusal(507, "storage", text) from None
-        return self._answer(life)
+        return self._answer(life, task)
 
     def events(self, after: int | None, key: str | None = None) -> AsyncGenerator[Event, None]:
         """See `interface.Answering`."""
@@ -445,16 +449,11 @@ class Holder:
         return self._meter.render()
 
 
-def _part(life: Life, name: str) -> str:
-    """The task of an array that is meant by a name, its run's too; "" for the whole. Raises Refusal for a component:
-    one run is on all of them."""
-    unit, state = name.partition(".")[0], life.state
-    if name == life.key or unit in state.jobs:
-        return ""
-    if "+" in unit:
-        text = f"{unit} is a component of job {state.jobid}, which has one run on all of them: name the job"
-        raise Refusal(409, "conflict", text)
-    return unit
+def _task(life: Life, name: str) -> str:
+    """The task of an array that a name means, that of its run too; "" for the whole, or a component: one run is on all
+    of them."""
+    whole = name == life.key or unit_of(name) in map(unit_of, life.state.jobs)
+    return "" if whole else unit_of(name)
 
 
 async def _outcome(accepting: Any) -> Any:

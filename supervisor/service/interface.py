@@ -48,6 +48,7 @@ class Allocation:
     receipt: str | None = None  # path of the sealed receipt
     trouble: str | None = None  # what keeps the service from knowing or doing more, in a sentence
     ranks: Sequence[Document] = field(default_factory=tuple)  # rank, role, node, phase, end (as in `status`)
+    run_dirs: Sequence[str] = field(default_factory=tuple)  # of an array, of each task's last attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,8 @@ class Answering(Protocol):
         """All of them, in the order in which they were accepted."""
 
     def find(self, name: str) -> Allocation:
-        """By key, job id or run id (the last one that fits). Raises Refusal (404)."""
+        """By key, job id or run id (the last one that fits); by the id of an array's task, or its run, as that task is:
+        its run, state and what was asked of it, without a verdict. Raises Refusal (404)."""
 
     async def submit(self, request: SubmitRequest, key: str | None) -> Allocation:
         """Accept a plan. It is on the disk when this returns. `key` is the caller's idempotency key: the same key with
@@ -124,7 +126,8 @@ class Answering(Protocol):
         """Take a job that runs already, or has ended, into the book: to follow, verify and collect."""
 
     async def stop(self, name: str, how: Literal["stop", "cancel"], idempotent: bool = True) -> Allocation:
-        """Ask for an orderly end of its engine, or (cancel: only what was submitted here) scancel of its job."""
+        """Ask for an orderly end of its engine (of an array, of each task's), or (cancel: only what was submitted here)
+        scancel of its job. Where the name is that of an array's task, of that task alone."""
 
     def events(self, after: int | None, key: str | None = None) -> AsyncGenerator[Event, None]:
         """Events with a greater number (None: from the oldest that is kept), those that are known first, then as they

@@ -102,16 +102,17 @@ class Life:
             self.state, _ = keeping.step(self.state, line.event)
             self.told = self.state
 
-    def allocation(self, position: int | None = None) -> Allocation:
-        """As the interface has it."""
+    def allocation(self, position: int | None = None, task: str = "") -> Allocation:
+        """As the interface has it, or as one of its tasks is."""
+        state = keeping.of_task(self.state, task) if task else self.state
         return allocation_of(
             self.key,
-            self.state,
+            state,
             self.created,
             self.changed_at,
             position=position,
             damage=self.damage,
-            ranks=rank_documents(self.ranks.get(self.state.run_id)),
+            ranks=rank_documents(self.ranks.get(state.run_id)),
         )
 
     # --- events -------------------------------------------------------------------------------------------------------

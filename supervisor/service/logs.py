@@ -2,7 +2,7 @@
 
 Each look reads in a thread (`runs/growing.py`), and the next one comes when the reader has taken what the last one
 found: a reader that is slow slows down its own looks alone. A job that is requeued goes on in another run directory:
-its logs follow those of the attempt before.
+its logs follow those of the attempt before. Of an array those of all tasks come as they grow.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ class _Run:
         if self.wanted.as_json:
             document = {"schema_version": 1, "run": os.path.basename(self.directory), "file": name}
             return json.dumps({**document, "text": line.decode(errors="replace")}).encode() + b"\n"
-        return line + b"\n" if self.wanted.one else os.fsencode(f"{name}: ") + line + b"\n"
+        if self.wanted.one:
+            return line + b"\n"
+        run_id = os.path.basename(self.directory)
+        return os.fsencode(f"{run_id}/{name}: " if "_" in run_id else f"{name}: ") + line + b"\n"
 
 
 def count_ranks(run_dir: str) -> int:
@@ -114,27 +117,30 @@ async def log_lines(
 ) -> AsyncGenerator[bytes, None]:
     """The lines. `find` gives the allocation as it is now; `closing`: end after one more look. Raises Refusal (507)
     when the directory cannot be read."""
-    run: _Run | None = None
+    runs: dict[str, _Run] = {}  # by directory
     pause = SHORTEST
     while True:
-        now = find()
-        ending = not wanted.follow or closing.is_set()
-        directory = now.run_dir
-        moved = run is not None and directory is not None and run.directory != directory
-        if run is None and directory is not None:
-            run = _Run(directory, wanted)
-        last = now.state in ("damaged", "ended") or not wanted.follow or moved
-        found = [] if run is None else await _look(run, last)
-        if run is not None:
+        now, closes = find(), closing.is_set()
+        over = now.state in ("damaged", "ended") or not wanted.follow
+        directories = now.run_dirs or tuple(filter(None, [now.run_dir]))
+        passed = [run for directory, run in runs.items() if directory not in directories]
+        if not passed:  # what an attempt has left comes before the logs of the next one
+            runs |= {directory: _Run(directory, wanted) for directory in directories if directory not in runs}
+        came, looked = False, passed or list(runs.values())
+        for run in looked:
+            found = await _look(run, over or run in passed)
+            came |= bool(found)
             for piece in run.written(found):
                 yield piece
-            if run.logs.more:
-                continue
-        if moved:
-            run = None
-        elif last or ending:
+        if any(run.logs.more for run in looked):
+            continue
+        for run in passed:
+            del runs[run.directory]
+        if passed:
+            continue
+        if over or closes:
             return
-        pause = SHORTEST if found or moved else min(pause * SLOWER, LONGEST)
+        pause = SHORTEST if came else min(pause * SLOWER, LONGEST)
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await closing.wait()

@@ -102,4 +102,5 @@ def allocation_of(
         receipt=state.receipt or None,
         trouble=damage or state.trouble or None,
         ranks=ranks,
+        run_dirs=tuple(state.last_runs.values()),
     )

@@ -191,8 +191,8 @@ def squeue(cluster: Cluster, words: list[str]) -> str:
     reach_controller(state, "slurm_load_jobs error")
     now = clock(state)
     if "--me" in words:
-        known = [(jobid, job) for jobid, job in state["jobs"].items() if jobid in remembered(state, jobid)]
-        return "".join(f"{jobid}|{job['script']}\n" for jobid, job in known)
+        mine = [(jobid, job) for jobid, job in state["jobs"].items() if jobid in remembered(state, jobid)]
+        return "".join(f"{jobid}|{job['script']}\n" for jobid, job in mine)
     asked = (option(words, "--jobs") or "").split(",")
     known = {jobid: job for name in asked for jobid, job in remembered(state, name).items()}
     if not known and len(asked) == 1:

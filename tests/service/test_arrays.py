@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,11 @@ from supervisor.core import kept_events as ev
 from supervisor.core.kept import Kept
 from supervisor.service.found import JOURNAL
 from supervisor.service.holder import Holder
-from supervisor.service.interface import Allocation, Refusal
+from supervisor.service.interface import Allocation, Refusal, State
 from supervisor.service.life import utc_now
+from supervisor.service.logs import Wanted, log_lines
 from tests.service.held import PLAN, Site
-from tests.unit.test_follow import end_run, make_run
+from tests.unit.test_follow import append, end_run, make_run
 
 ARRAY = PLAN + 'array = "0-2"\n'
 RUNNING = (0.0, "RUNNING", "0:0")
@@ -103,7 +105,9 @@ async def test_a_task_that_begins_after_the_stop_is_stopped_as_well(site: Site) 
 async def test_one_task_is_stopped_or_cancelled_by_its_name(site: Site) -> None:
     async with site.holder() as holder:
         held = await submitted(site, holder)
-        assert (await holder.stop("101_0", "stop")).stopping is None
+        task = await holder.stop("101_0", "stop")
+        assert (task.key, task.run_id, task.stopping) == (held.key, "101_0", "stop")
+        assert (holder.find("101_1").stopping, holder.find("101").stopping) == (None, None)
         await settled(holder, held)
         assert site.slurm.terminated == ["101_0"]
         await holder.stop("101_1", "cancel")
@@ -111,7 +115,8 @@ async def test_one_task_is_stopped_or_cancelled_by_its_name(site: Site) -> None:
         assert site.slurm.cancelled == ["101_1"]
         assert site.slurm.state("101_2", site.slurm.now).state == "RUNNING"  # type: ignore[union-attr]
         await holder.stop("101_0", "stop")
-        await until(lambda: state(holder, held).is_over("101_1"), "its end is seen")
+        await until(lambda: holder.find("101_1").state == "ending", "its end is seen")
+        assert (holder.find("101_1").slurm, holder.find("101").state) == ("CANCELLED", "running")
         await holder.stop("101_1", "cancel")
         with pytest.raises(Refusal) as unknown:
             await holder.stop("101_7", "cancel")
@@ -154,3 +159,29 @@ async def test_an_array_is_judged_when_the_last_of_its_engines_is_gone(
         alive[0] = False
         assert (await site.until(holder, held.key, "ended")).verdict
         assert (run / "receipt.json").exists()
+
+
+async def test_the_logs_of_an_array_are_those_of_all_tasks_while_they_grow(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, run_id) for run_id in ("101_0", "101_1", "101_0.r1")]
+    logs = [run / "logs" / "rank-1.client.out" for run in runs]
+    for number, log in enumerate(logs):
+        log.write_text(f"first of {number}\n")
+    now = Allocation("a1", "submitted", "running", "x", "", "", jobid="101", run_dirs=(str(runs[0]),))
+
+    def look(state: State, *current: int) -> None:
+        nonlocal now
+        now = replace(now, state=state, run_dirs=tuple(str(runs[number]) for number in current))
+
+    lines = log_lines(lambda: now, Wanted(follow=True), asyncio.Event())
+    assert await anext(lines) == b"101_0/rank-1.client.out: first of 0\n"
+    look("running", 0, 1)
+    assert await anext(lines) == b"101_1/rank-1.client.out: first of 1\n"
+    append(logs[0], b"more\n")
+    assert await anext(lines) == b"101_0/rank-1.client.out: more\n"
+    append(logs[0], b"the end")
+    look("running", 2, 1)  # task 0 was requeued
+    assert await anext(lines) == b"101_0/rank-1.client.out: the end\n"
+    assert await anext(lines) == b"101_0.r1/rank-1.client.out: first of 2\n"
+    append(logs[1], b"last words")
+    look("ended", 2, 1)
+    assert [line async for line in lines] == [b"101_1/rank-1.client.out: last words\n"]

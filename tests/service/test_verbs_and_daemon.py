@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.core import codes
+from supervisor.service.life import utc_now
 from tests.fake_slurm import FakeSlurm
 from tests.said import Said
 from tests.service.running import ALLOCCTL, Running, plan, until
@@ -98,6 +99,68 @@ def test_a_job_is_stopped_and_cancelled_without_a_daemon(tmp_path: Path, slurm: 
     assert slurm.state()["cancelled"] == [["--batch", "--signal=TERM", jobid], [jobid]]
     slurm.set(jobs={})
     assert "it is over" in node.say("stop", "--cancel", jobid).err
+
+
+def begin(node: Node, run_id: str, *lines: str) -> None:
+    """A run of the job has begun, and its rank 1 has printed these lines."""
+    run = make_run(node.base, run_id)
+    journal = run / "journal.jsonl"
+    journal.write_text(journal.read_text().replace("1970-01-01T00:16:41Z", utc_now()).replace("/run", str(run)))
+    (run / "logs" / "rank-1.client.out").write_text("".join(f"{line}\n" for line in lines))
+
+
+@pytest.mark.slow
+def test_a_task_of_an_array_that_the_daemon_holds_is_meant_by_its_name(tmp_path: Path, slurm: FakeSlurm) -> None:
+    with Running(tmp_path, slurm, "--patience=0") as daemon:
+        node = Node(tmp_path, slurm, daemon)
+        node.plan.write_text(plan().replace("[slurm]", '[slurm]\narray = "0-3"'))
+        array = node.say("submit", "-q", node.plan).out.strip()
+        for task in (0, 3):
+            begin(node, f"{array}_{task}", f"of task {task}")
+        until(lambda: daemon.show(array)["run_id"] == f"{array}_3", "the last run is seen")
+        until(lambda: daemon.show(f"{array}_0")["run_id"] == f"{array}_0", "the first one, too")
+
+        slurm.end(f"{array}_1", "FAILED", "3:0")
+        assert node.say("wait", "-q", "--patience=0", f"{array}_1").code == 3, "of the task, while others go on"
+        for neither in (f"{array}_[0-1]", f"{array}.0"):
+            refused = node.say("stop", "--cancel", neither)
+            assert (refused.code, refused.err.count("name")) == (codes.CONFIG, 1), refused.err
+        assert slurm.state()["cancelled"] == []
+        assert f"task {array}_0 of a" in node.say("stop", f"{array}_0").err
+        assert node.say("stop", "--cancel", f"{array}_2").code == 0
+        assert node.say("wait", "-q", "--patience=0", f"{array}_2").code == codes.CANCELLED
+        calls = [["--batch", "--signal=TERM", f"{array}_0"], [f"{array}_2"]]
+        assert slurm.state()["cancelled"] == calls
+        told = node.say("status", f"{array}_2")
+        assert f"  {array}_2: failure, exit code 130" in told.out and f"{array}_1" not in told.out
+
+        slurm.end(f"{array}_0", "FAILED", "5:0")
+        followed = node.say("logs", "-f", f"{array}_0")
+        assert (followed.code, followed.out) == (0, "rank-1.client.out: of task 0\n"), followed.err
+        assert daemon.show(array)["state"] == "running", "task 3 goes on"
+        assert node.say("stop", array).code == 0
+        until(lambda: slurm.state()["cancelled"][2:], "the task that is left is told")
+        assert slurm.state()["cancelled"] == [*calls, ["--batch", "--signal=TERM", f"{array}_3"]]
+        slurm.end(f"{array}_3", "COMPLETED")
+        assert "failure" in node.say("wait", "-q", "--patience=0", array).err
+
+
+@pytest.mark.slow
+def test_a_task_of_an_array_is_stopped_and_cancelled_without_a_daemon(tmp_path: Path, slurm: FakeSlurm) -> None:
+    node = Node(tmp_path, slurm)
+    node.plan.write_text(plan().replace("[slurm]", '[slurm]\narray = "0-3"'))
+    array = node.say("submit", "-q", node.plan).out.strip()
+    assert f"job {array} has no run yet" in node.say("stop", array).err
+    for task in (0, 1):
+        begin(node, f"{array}_{task}")
+    assert node.say("stop", f"{array}_1").code == 0
+    stopped = node.say("stop", array)
+    assert stopped.code == 0 and "2 tasks have no run yet, and are not stopped" in stopped.err
+    for words in (["--cancel", f"{array}+1"], [f"{array}+1"], ["--cancel", f"{array}_1.2"]):
+        assert node.say("stop", *words).code == codes.CONFIG
+    assert node.say("stop", "--cancel", f"{array}_2").code == 0
+    told = [["--batch", "--signal=TERM", f"{array}_{task}"] for task in (1, 0, 1)]
+    assert slurm.state()["cancelled"] == [*told, [f"{array}_2"]]
 
 
 @pytest.mark.slow
