@@ -7,14 +7,18 @@
 Which one fits is found out: the journal is told by $JOURNAL_STREAM, which names the very file that stderr is. What
 libraries log by the standard module (asyncio's complaints, uvicorn's) goes the same way. No plan, no environment and no
 word of a request's body is logged.
+
+A log is worth no allocation: a full disk below it, or a pipe that nobody reads, costs lines and nothing else.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, MutableMapping
-from typing import Any, Final, TextIO
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, Final, TextIO, cast
 
 import structlog
 
@@ -23,7 +27,77 @@ from supervisor.service.settings import Settings
 PRIORITIES: Final[Mapping[str, int]] = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
 
-def make_log(settings: Settings, stream: TextIO, environ: Mapping[str, str]) -> structlog.typing.FilteringBoundLogger:
+class Outlet:
+    """A descriptor that lines are written to by a thread of its own: who logs waits for nothing. What cannot be
+    written, and what comes while `most` lines wait, is lost; `lost` is called, in that thread, with the number of such
+    lines as soon as one can be written again."""
+
+    def __init__(self, descriptor: int, most: int = 10_000) -> None:
+        self.lost: Callable[[int], object] = lambda count: None
+        self._descriptor = descriptor
+        self._most = most
+        self._lines: deque[bytes] = deque()
+        self._count = 0
+        self._closing = False
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="log", daemon=True)
+        self._thread.start()
+
+    def write(self, text: str) -> int:
+        """Queue a line."""
+        with self._wake:
+            if len(self._lines) < self._most:
+                self._lines.append(text.encode(errors="backslashreplace"))
+                self._wake.notify()
+            else:
+                self._count += 1
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing: whoever logs waits for nothing."""
+
+    def isatty(self) -> bool:
+        """Whether a person looks at it."""
+        return os.isatty(self._descriptor)
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._descriptor
+
+    def close(self, limit: float = 1.0) -> None:
+        """Write what is queued, for at most so many seconds. The descriptor stays open."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join(limit)
+
+    def _work(self) -> None:
+        torn = b""
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._lines or self._closing)
+                if not self._lines:
+                    return
+                line = self._lines.popleft()
+            left = torn + line
+            try:
+                while left:
+                    left = left[os.write(self._descriptor, left) :]
+                torn = b""
+            except OSError:
+                torn = b"\n" if torn or len(left) < len(line) else b""
+                with self._wake:
+                    self._count += 1
+                continue
+            with self._wake:
+                count, self._count = self._count, 0
+            if count:
+                self.lost(count)
+
+
+def make_log(
+    settings: Settings, stream: TextIO | Outlet, environ: Mapping[str, str]
+) -> structlog.typing.FilteringBoundLogger:
     """A logger that writes to the stream."""
     kind = settings.log_format
     if kind == "auto":
@@ -38,7 +112,7 @@ def make_log(settings: Settings, stream: TextIO, environ: Mapping[str, str]) -> 
         processors += [_line, _with_priority]
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     made: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
-        structlog.WriteLogger(stream),
+        structlog.WriteLogger(cast("TextIO", stream)),
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
@@ -59,7 +133,7 @@ class Libraries(logging.Handler):
         getattr(self._log, level)("library", name=record.name, text=record.getMessage(), exc_info=record.exc_info)
 
 
-def _is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
+def _is_journal(stream: TextIO | Outlet, environ: Mapping[str, str]) -> bool:
     try:
         status = os.fstat(stream.fileno())
     except (OSError, ValueError):

@@ -83,11 +83,13 @@ def _run(settings: Settings, read: Callable[[], Settings], notifier: Notifier) -
     from supervisor.runs.outcomes import leave_workspace
     from supervisor.service import place, sockets
     from supervisor.service.daemon import Daemon
-    from supervisor.service.log import Libraries, make_log
+    from supervisor.service.log import Libraries, Outlet, make_log
 
     leave_workspace()
     faulthandler.enable()  # systemd's watchdog ends a loop that hangs by SIGABRT: where it hung is told
-    log = make_log(settings, sys.stderr, os.environ)
+    outlet = Outlet(sys.stderr.fileno())
+    log = make_log(settings, outlet, os.environ)
+    outlet.lost = lambda count: log.warning("log", text=f"{count} lines could not be written")
     logging.getLogger().addHandler(Libraries(log))
 
     async def run() -> int:
@@ -104,6 +106,8 @@ def _run(settings: Settings, read: Callable[[], Settings], notifier: Notifier) -
     except BaseExceptionGroup:
         log.critical("fault", exc_info=True)
         return codes.FAULT
+    finally:
+        outlet.close()
 
 
 def _other_owner() -> str:

@@ -25,9 +25,12 @@ REQUEST: Final = 1 << 21  # bytes of it: more than the API takes
 
 def refuse(text: str, code: int, notifier: Notifier, environ: MutableMapping[str, str]) -> int:
     """Tell everybody. Returns the exit code."""
-    for line in text.splitlines():
-        sys.stderr.write(f"allocd: {line}\n")
-    sys.stderr.flush()
+    try:
+        for line in text.splitlines():
+            sys.stderr.write(f"allocd: {line}\n")
+        sys.stderr.flush()
+    except OSError:  # a full disk: the interpreter would try again at its end, and exit with 120
+        sys.stderr = None
     notifier.status(text)
     with suppress(sockets.Unusable):
         if given := sockets.handed_over(environ):

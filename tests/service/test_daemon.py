@@ -125,6 +125,18 @@ def test_it_answers_while_its_settings_are_read_and_reads_them_once_more_if_aske
 
 
 @pytest.mark.slow
+def test_a_full_disk_below_its_log_ends_nothing(host: Host) -> None:
+    host.words = ("sh", "-c", 'exec "$@" 2>/dev/full', "sh")
+    host.start()
+    for number in range(8):
+        host.submit(f"{number}")
+    assert [held["verdict"]["code"] for held in host.until_all_ended(8)] == [7] * 8
+    said = [*host.words, *ALLOCD]
+    assert subprocess.run(said, env=host.environ, timeout=LIMIT, check=False).returncode == 69, "nor changes its code"
+    assert host.end()[0] == 0
+
+
+@pytest.mark.slow
 def test_killed_at_any_moment_it_loses_nothing(host: Host) -> None:
     keys = {}
     for number in range(8):

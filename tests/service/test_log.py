@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
 import os
 import pty
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 
-from supervisor.service.log import Libraries, make_log
+from supervisor.service.log import Libraries, Outlet, make_log
 from supervisor.service.settings import Settings
 
 
@@ -86,3 +89,57 @@ def test_a_stream_without_a_number_is_written_to() -> None:
     stream = io.StringIO()
     make_log(Settings(), stream, {"JOURNAL_STREAM": "1:2"}).info("started")
     assert json.loads(stream.getvalue())["event"] == "started"
+
+
+def test_what_is_logged_is_there_when_it_is_closed(stream: TextIO) -> None:
+    outlet = Outlet(stream.fileno())
+    log = make_log(Settings(), outlet, journal(stream))
+    for number in range(100):
+        log.info("state", n=number)
+    outlet.close()
+    assert lines(stream) == [f"<6>state n={number}" for number in range(100)]
+
+
+def test_a_full_disk_costs_lines_only_and_their_number_is_told(stream: TextIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    room, write = [3, 0, 0], os.write  # bytes that it takes of each of the first lines
+
+    def full(descriptor: int, data: bytes) -> int:
+        if not room:
+            return write(descriptor, data)
+        if room[0]:
+            size, room[0] = write(descriptor, data[: room[0]]), 0
+            return size
+        room.pop(0)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    outlet, told = Outlet(stream.fileno()), threading.Event()
+    log = make_log(Settings(), outlet, journal(stream))
+
+    def lost(count: int) -> None:
+        log.warning("log", lost=count)
+        told.set()
+
+    outlet.lost = lost
+    for number in range(4):
+        log.info("state", n=number)
+    assert told.wait(10)
+    outlet.close()
+    assert lines(stream) == ["<6>", "<6>state n=3", "<4>log lost=3"]
+
+
+def test_a_pipe_that_nobody_reads_holds_up_nobody() -> None:
+    reading, writing = os.pipe()
+    outlet = Outlet(writing, most=2)
+    log = make_log(Settings(log_format="console"), outlet, {})
+    begun = time.monotonic()
+    for _ in range(5):
+        log.info("state", text="x" * 100_000)
+    outlet.close(0.01)
+    assert time.monotonic() - begun < 5
+    with open(reading, "rb") as pipe:
+        thread = threading.Thread(target=pipe.read)
+        thread.start()
+        outlet.close(10)
+        os.close(writing)
+        thread.join(10)
