@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.service.host import Host
-from tests.slurm.jobs import ALLOCCTL, SERVE, UP, Jobs, Run, await_files, role, sh
+from tests.slurm.jobs import ALLOCCTL, SERVE, UP, Jobs, Run, await_files, role, sh, until
 
 SLEEPER = sh(f"{UP}; exec sleep 1000")
 
@@ -102,3 +103,35 @@ def test_what_a_lost_host_leaves_of_an_adopted_run_is_ended_when_the_daemon_is_b
     steps = jobs.cluster.run(["squeue", "--steps", f"--jobs={held.jobid}", "--noheader", "--format=%j"], check=True)
     assert steps.stdout.split() == ["batch"]
     assert jobs.cluster.job(held.jobid)["JobState"] == "RUNNING"
+
+
+def test_tasks_of_an_array_are_ended_by_themselves_and_then_all_in_order(jobs: Jobs, host: Host) -> None:
+    host.start()
+    roles = {"client": role(0, SERVE)}
+    text = jobs.plan(roles, coordinator=0, nodes=1, slurm={"time": "00:10:00", "array": "0-3"}).read_text()
+    key = host.submit("array", text, ALLOCCTL)
+    array = str(until(lambda: host.get(key)["jobid"], "there is a job"))
+    tasks = [f"{array}_{task}" for task in range(4)]
+    runs = [jobs.directory / "base" / task for task in tasks]
+    for run in runs:
+        until((run / "up.0").exists, f"the rank of {run} is up")
+    until(lambda: len(host.get(key)["run_dirs"]) == 4, "all runs are seen")
+
+    def code(run: Path) -> int:
+        return int(json.loads((run / "receipt.run.json").read_text())["verdict"]["code"])
+
+    host.ask("POST", f"/v1/allocations/{tasks[1]}/stop", {"how": "stop"})
+    host.ask("POST", f"/v1/allocations/{tasks[2]}/stop", {"how": "cancel"})
+    words = [ALLOCCTL, "wait", "-q", "--socket", str(host.socket)]
+    ends = [subprocess.run([*words, task], env=host.environ, check=False).returncode for task in tasks[1:3]]
+    assert ends == [143, 130], "each its own, while the others go on"
+    assert [(run / "ended.0").exists() for run in runs] == [False, True, True, False]
+    assert [host.get(task)["state"] for task in tasks] == ["running", "ending", "ending", "running"]
+    assert (host.get(key)["stopping"], host.get(key)["state"]) == (None, "running")
+
+    host.ask("POST", f"/v1/allocations/{key}/stop", {"how": "stop"})
+    assert host.until(key, "ended")["verdict"]["code"] == 143
+    assert [code(runs[task]) for task in (0, 1, 3)] == [143, 143, 143]
+    receipts = [json.loads((run / "receipt.json").read_text()) for run in runs]
+    assert [receipt["verdict"]["code"] for receipt in receipts] == [143, 143, 130, 143]
+    assert [receipt["jobid"] for receipt in receipts] == tasks
