@@ -314,7 +314,8 @@ async def _check_ranks(allocation: Allocation, asked: Sequence[int]) -> None:
 async def _receipt(api: Api, asked: Asked) -> Response:
     """The sealed receipt, else the run's own, byte by byte: its checksum is that of the file."""
     allocation = api.answering.find(asked.name)
-    paths = [allocation.receipt, allocation.run_dir and os.path.join(allocation.run_dir, RUN_RECEIPT)]
+    run_dir = allocation.run_dir if len(allocation.run_dirs) <= 1 else None  # no task's receipt is the array's
+    paths = [allocation.receipt, run_dir and os.path.join(run_dir, RUN_RECEIPT)]
     for path in filter(None, paths):
         try:
             return Response(await in_thread(_read, path, limit=READ_LIMIT), media_type=JSON)

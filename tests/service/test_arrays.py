@@ -4,20 +4,24 @@ alone. Books are real, Slurm is written down (tests/service/held.py)."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from supervisor.core import events as run_events
 from supervisor.core import kept_events as ev
 from supervisor.core.kept import Kept
+from supervisor.service.api import Api
 from supervisor.service.found import JOURNAL
 from supervisor.service.holder import Holder
 from supervisor.service.interface import Allocation, Refusal, State
 from supervisor.service.life import utc_now
 from supervisor.service.logs import Wanted, log_lines
+from supervisor.service.metrics import Metrics
 from tests.service.held import PLAN, Site
 from tests.unit.test_follow import append, end_run, make_run
 
@@ -185,3 +189,28 @@ async def test_the_logs_of_an_array_are_those_of_all_tasks_while_they_grow(tmp_p
     append(logs[1], b"last words")
     look("ended", 2, 1)
     assert [line async for line in lines] == [b"101_1/rank-1.client.out: last words\n"]
+
+
+async def test_no_tasks_receipt_is_that_of_the_whole_array(site: Site) -> None:
+    async with site.holder() as holder:
+        held = await submitted(site, holder, 2)
+        end_run(site.top / "base" / "101_1")
+        api = Api(holder, Metrics(), pytest.fail)
+        shown = [await _get(api, f"/v1/allocations/{name}/receipt") for name in (held.key, "101_0", "101_1")]
+        assert [status for status, _ in shown] == [404, 404, 200]
+        assert json.loads(shown[2][1])["run_id"] == "101_1"
+
+
+async def _get(api: Api, path: str) -> tuple[int, bytes]:
+    """The status and the body."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": [], "client": ("", 0)}
+    await api(scope, receive, send)
+    return sent[0]["status"], sent[1]["body"]

@@ -20,6 +20,7 @@ from typing import Literal, NoReturn
 import pytest
 
 from supervisor.core import events as run_events
+from supervisor.core import kept_events as ev
 from supervisor.core.submission import RECORD, Order
 from supervisor.loop.threads import in_thread
 from supervisor.runs.ordering import Terms
@@ -341,6 +342,47 @@ async def test_a_cancel_while_sbatch_runs_settles_both(site: Site) -> None:
     assert site.slurm.cancelled == ["101"]
 
 
+async def test_a_stop_that_comes_before_sbatch_runs_submits_nothing(site: Site) -> None:
+    loop, holders = asyncio.get_running_loop(), list[Holder]()
+
+    def ask() -> None:
+        (life,) = holders[0]._lives.values()
+        life.hear(ev.StopAsked("stop"))
+
+    def write(descriptor: int, data: bytes) -> None:
+        if b'"SubmissionBegun"' in data:
+            loop.call_soon_threadsafe(ask)
+        put(descriptor, data)
+
+    async with site.holder(write) as holder:
+        holders.append(holder)
+        held = await holder.submit(site.request(), None)
+        assert code(await site.until(holder, held.key, "ended")) == 130
+    assert site.slurm.submitted == 0
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+async def test_what_was_to_be_stopped_is_not_submitted_once_more(
+    site: Site, how: Literal["stop", "cancel"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.core.duties.PAUSES", (0.01,))
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def sbatch(script: str) -> Printed:
+        asked.set()
+        await answer.wait()
+        said = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"
+        return Printed(1, "", said)
+
+    site.slurm.sbatch = sbatch
+    async with site.holder() as holder:
+        held = await holder.submit(site.request(), None)
+        await asked.wait()
+        await holder.stop(held.key, how)
+        answer.set()
+        assert code(await site.until(holder, held.key, "ended")) == 130
+
+
 class Doubts:
     """A Slurm that does not tell what became of a submission. `asked` is set when somebody wants to know."""
 
@@ -497,6 +539,70 @@ async def test_a_full_disk_refuses_what_is_new_and_loses_nothing(site: Site, mon
     async with site.holder() as holder:
         assert code(holder.find(held.key)) == 130
         assert not holder.notes
+
+
+async def test_what_breaks_a_poller_is_told_until_it_is_over(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.service.holder.POLL_AGAIN", 0.01)
+    site.slurm.history = [RUNNING]
+    queue, broken = site.slurm.queue, True
+
+    async def breaks(jobids: Collection[str]) -> Queue:
+        if broken:
+            raise KeyError("STATE")
+        return await queue(jobids)
+
+    monkeypatch.setattr(site.slurm, "queue", breaks)
+    async with site.holder() as holder:
+        held = await holder.submit(site.request(), None)
+        async with asyncio.timeout(10):
+            while not (wrong := holder.health()["wrong"]):  # noqa: ASYNC110 - told of when asked only
+                await asyncio.sleep(0.005)
+        assert wrong == ["Slurm's answers broke what reads them: KeyError: 'STATE'"]
+        broken = False
+        await site.until(holder, held.key, "running", "pending")
+        async with asyncio.timeout(10):
+            while holder.health()["wrong"]:  # noqa: ASYNC110 - told of when asked only
+                await asyncio.sleep(0.005)
+
+
+async def test_what_is_not_checked_when_the_service_ends_is_refused(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks, goes_on = threading.Event(), threading.Event()
+
+    def check(*_: object) -> NoReturn:
+        checks.set()
+        goes_on.wait(20)
+        raise AssertionError("it was refused")
+
+    monkeypatch.setattr("supervisor.service.holder.submission", check)
+    async with site.holder() as holder:
+        asking = asyncio.create_task(holder.submit(site.request(), None))
+        assert await in_thread(checks.wait, 10, limit=20)
+    with pytest.raises(Refusal) as refused:
+        await asking
+    assert (refused.value.status, refused.value.kind) == (503, "unavailable")
+    goes_on.set()
+    assert not site.seen
+
+
+async def test_what_is_being_written_when_the_service_ends_is_accepted(site: Site) -> None:
+    writes, goes_on = threading.Event(), threading.Event()
+
+    def slow(descriptor: int, data: bytes) -> None:
+        writes.set()
+        goes_on.wait(20)
+        put(descriptor, data)
+
+    async with site.holder(slow) as holder:
+        asking = asyncio.create_task(holder.submit(site.request(), "one"))
+        assert await in_thread(writes.wait, 10, limit=20)
+        holder.leave()
+        asyncio.get_running_loop().call_later(0.05, goes_on.set)
+    key = (await asking).key
+    async with site.holder() as holder:
+        assert code(await site.until(holder, key, "ended")) == 7
+    assert site.slurm.submitted == 1
 
 
 async def test_a_dead_file_system_holds_up_its_own_submission_only(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
