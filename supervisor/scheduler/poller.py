@@ -145,6 +145,7 @@ class Poller:
         self._follows: list[Follow] = []
         self._woken = asyncio.Event()
         self._running = False
+        self._fault = ""
         self._interval = pace.fast
         self._asked_at = -math.inf  # when squeue last answered
         self._queue_due = -math.inf
@@ -186,8 +187,17 @@ class Poller:
             while True:
                 await self._rest()
                 await self._round()
+                self._fault = ""
+        except Exception as error:
+            self._fault = f"{type(error).__name__}: {error}"
+            raise
         finally:
             self._running = False
+
+    @property
+    def fault(self) -> str:
+        """What broke the last round, or "". One that nothing is followed by has none."""
+        return self._fault if self._follows else ""
 
     # --- when ---
 

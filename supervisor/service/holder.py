@@ -78,7 +78,6 @@ class Holder:
         self._new: dict[str, Life] = {}  # on their way to the disk
         self._given: dict[str, str] = {}  # idempotency key -> key
         self._accepting: dict[str, asyncio.Task[Any]] = {}  # by idempotency key
-        self._faults = ""
         self._running = 0
         self._admitting = False
         self._group: asyncio.TaskGroup | None = None
@@ -137,8 +136,8 @@ class Holder:
             if self._leaving.is_set():
                 await self._settle_down()
             self._leaving.set()  # from here on nothing is begun
-            for task in (*helpers, leaving, *self._tasks.values(), *self._accepting.values()):
-                task.cancel()
+            for task in (*helpers, leaving, *self._tasks.values()):
+                task.cancel()  # what is being written is answered first
         self._group = None
         self._told.close()
         if self._book.failed.done():
@@ -171,10 +170,8 @@ class Holder:
     async def _keep_polling(self, cluster: Cluster) -> None:
         """A fault in there is told, and ends nothing: whoever waits for a job's end goes on waiting."""
         while True:
-            try:
+            with suppress(Exception):  # it must not take the service along: `health` tells of it
                 await cluster.poller.run()
-            except Exception as error:  # noqa: BLE001 - it must not take the service along
-                self._faults = f"Slurm's answers broke what reads them: {type(error).__name__}: {error}"
             await asyncio.sleep(POLL_AGAIN)
 
     # --- what changes -------------------------------------------------------------------------------------------------
@@ -317,10 +314,7 @@ class Holder:
         """Check it, and put it on the disk. Raises Refusal."""
         if self._book.trouble:
             raise Refusal(507, "storage", self._book.trouble)
-        try:
-            wished = await in_thread(wish, limit=ACCEPT_LIMIT)
-        except TimeoutError as error:
-            raise Refusal(503, "unavailable", f"the request could not be checked: {error}") from None
+        wished = await self._checked(wish)
         key = self._free_key()
         life = self._new[key] = Life(key, self._book, self._world, self._changed)
         event = ev.Accepted(**{**asdict(wished.event), "given": given, "digest": digest})
@@ -335,6 +329,21 @@ class Holder:
             raise Refusal(507, "storage", f"it cannot be saved: {error.strerror or error}") from None
         self._take(life, line)
         return life
+
+    async def _checked(self, wish: Callable[[], Wish]) -> Wish:
+        """The wish, unless the service is to end before it is checked. Raises Refusal."""
+        checking = asyncio.ensure_future(in_thread(wish, limit=ACCEPT_LIMIT))
+        leaving = asyncio.ensure_future(self._leaving.wait())
+        try:
+            await asyncio.wait((checking, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not checking.done():
+                raise Refusal(503, "unavailable", "the service is about to end")
+            return checking.result()
+        except TimeoutError as error:
+            raise Refusal(503, "unavailable", f"the request could not be checked: {error}") from None
+        finally:
+            checking.cancel()
+            leaving.cancel()
 
     def _take(self, life: Life, line: Line) -> None:
         """It is on the disk."""
@@ -432,7 +441,9 @@ class Holder:
     def health(self) -> Document:
         """See `interface.Answering`."""
         damaged = [f"{life.key}: {life.damage}" for life in self._lives.values() if life.damage]
-        wrong = [*filter(None, [self._book.trouble, self._faults]), *damaged]
+        faults = [cluster.poller.fault for cluster in self._world.clusters.values()]
+        broken = [f"Slurm's answers broke what reads them: {fault}" for fault in faults if fault]
+        wrong = [*filter(None, [self._book.trouble]), *broken, *damaged]
         return {
             "version": __version__,
             "host": socket.gethostname(),

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -25,7 +26,7 @@ from supervisor.core.submission import RECORD, Order
 from supervisor.loop.threads import in_thread
 from supervisor.runs.ordering import Terms
 from supervisor.runs.plans import plan_of
-from supervisor.scheduler.client import Printed
+from supervisor.scheduler.client import Printed, Queue
 from supervisor.scheduler.submit import Stop, Submitted
 from supervisor.service.book import REQUEST, put
 from supervisor.service.found import JOURNAL
