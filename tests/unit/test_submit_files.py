@@ -153,6 +153,21 @@ async def test_an_answer_that_cannot_be_written_is_told_all_the_same(tmp_path: P
     assert done.trouble == f"{tmp_path}/submit-1/submission.json: no answer within 0.05 s: is its file system away?"
 
 
+async def test_a_lock_that_cannot_be_given_back_changes_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_up = submitting._Lock.give_up
+
+    def fails(lock: submitting._Lock) -> None:
+        give_up(lock)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(submitting._Lock, "give_up", fails)
+    slurm = Slurm()
+    done = await Submitter(slurm, slurm, Stop()).submit(order(tmp_path), PLAN)
+    assert (done.submission.jobid, slurm.calls, locks()) == ("12", ["sbatch"], [])
+
+
 @pytest.mark.parametrize(("module", "name", "word"), [(os, "open", ".lock"), (os, "open", "submission.json")])
 async def test_a_doubt_is_not_settled(tmp_path: Path, dead: Dead, module: Any, name: str, word: str) -> None:
     directory, slurm = made(tmp_path), Slurm()
