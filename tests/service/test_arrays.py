@@ -106,6 +106,18 @@ async def test_a_task_that_begins_after_the_stop_is_stopped_as_well(site: Site) 
         await until(lambda: site.slurm.terminated == ["101_0", "101_2"], "the second one is told")
 
 
+async def test_a_run_that_ends_at_once_keeps_no_later_one_from_being_stopped(site: Site) -> None:
+    async with site.holder() as holder:
+        held = await submitted(site, holder, 0)
+        await holder.stop(held.key, "stop")
+        life = holder._lives[held.key]
+        life.hear(ev.RunSeen("101_0", "/gone"))
+        life.hear(ev.RunOver("101_0"))
+        await until(lambda: "stop" not in life._slots, "nobody is told")
+        life.hear(ev.RunSeen("101_1", "/gone"))
+        await until(lambda: site.slurm.terminated == ["101_1"], "the next one is told")
+
+
 async def test_one_task_is_stopped_or_cancelled_by_its_name(site: Site) -> None:
     async with site.holder() as holder:
         held = await submitted(site, holder)
