@@ -8,17 +8,20 @@ import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from supervisor.runs import start as starts
 from supervisor.service import adopting
 from supervisor.service.book import put
+from supervisor.service.following import Following
 from supervisor.service.holder import Holder
-from supervisor.service.interface import Allocation
+from supervisor.service.interface import AdoptRequest, Allocation
+from supervisor.service.spawn import NotSpawned
 from tests.service.dying import dies_at, one_life
 from tests.service.engines import Engines, at
-from tests.service.held import Site
+from tests.service.held import PLAN, Site
 
 
 @pytest.fixture(autouse=True)
@@ -133,6 +136,39 @@ async def test_an_allocation_ends_when_nothing_of_a_dead_engine_is_left(
         slurm.silent = 0
         end = await site.until(holder, held.key, "ended")
         assert (code(end), end.trouble, slurm.steps) == (75, None, {})
+
+
+async def test_a_stop_waits_for_no_pause_between_two_tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.service.life.PAUSES", (1000.0,))
+    site, _ = at(tmp_path, monkeypatch)
+
+    def spawn(*_: object, **__: object) -> NoReturn:
+        raise NotSpawned("systemd-run ended with 1")
+
+    monkeypatch.setattr(adopting, "spawn", spawn)
+    async with site.holder() as holder:
+        held = await holder.adopt(AdoptRequest(PLAN, "7", str(tmp_path)), None)
+        await until(lambda: "systemd-run ended with 1" in str(holder.find(held.key).trouble))
+        await holder.stop(held.key, "stop")
+        assert code(await site.until(holder, held.key, "ended")) == 130
+
+
+async def test_the_steps_of_a_run_that_cannot_be_judged_are_ended_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def attend(*_: object) -> NoReturn:
+        await until(lambda: not engines.of("two").lives)
+        raise ValueError("no time")
+
+    monkeypatch.setattr(Following, "attend", attend)
+    site, engines = at(tmp_path, monkeypatch)
+    async with site.holder() as holder:
+        held = await holder.adopt(engines.request("two"), None)
+        await site.until(holder, held.key, "running")
+        engines.of("two").die()
+        end = await site.until(holder, held.key, "ended")
+        assert (code(end), engines.slurm.steps) == (75, {})
+        assert "no time" in str(end.verdict)
 
 
 # --- dying ------------------------------------------------------------------------------------------------------------

@@ -9,11 +9,12 @@ import fcntl
 import itertools
 import json
 import os
+import shutil
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -25,14 +26,16 @@ from supervisor.core import kept_events as ev
 from supervisor.core.submission import RECORD, Order
 from supervisor.loop.threads import in_thread
 from supervisor.runs.ordering import Terms
+from supervisor.runs.papers import Unreadable
 from supervisor.runs.plans import plan_of
 from supervisor.scheduler.client import Printed, Queue
 from supervisor.scheduler.submit import Stop, Submitted
 from supervisor.service.book import REQUEST, put
+from supervisor.service.following import Following
 from supervisor.service.found import JOURNAL
 from supervisor.service.holder import STOP_LIMIT, Holder
 from supervisor.service.interface import AdoptRequest, Allocation, Event, Refusal, SubmitRequest
-from supervisor.service.life import utc_now
+from supervisor.service.life import Life, utc_now
 from supervisor.service.settings import Settings
 from supervisor.service.wishes import submission
 from supervisor.service.world import Engines, NotStarted, World
@@ -153,6 +156,48 @@ async def test_what_a_run_writes_is_told_soon_however_rarely_runs_are_looked_at_
                     await asyncio.sleep(0.005)
         end_run(run)
         assert (await told(holder, "run"))[-1].kind == "run"
+
+
+async def test_a_run_that_has_lost_its_opening_is_judged_all_the_same(site: Site) -> None:
+    site.slurm.history = [RUNNING]
+    async with site.holder() as holder:
+        held = await holder.submit(site.request(), None)
+        await site.until(holder, held.key, "pending")
+        run = make_run(site.top / "base", "101", run_events.Noted("the second line"))
+        end_run(run)
+        (run / JOURNAL).write_bytes((run / JOURNAL).read_bytes().partition(b"\n")[2])
+        assert (await told(holder, "run"))[-1].data["run_id"] == "101"
+        site.slurm.becomes("101", "FAILED", "3:0")
+        end = await site.until(holder, held.key, "ended")
+        assert (code(end), end.run_dir) == (3, str(run))
+
+
+async def test_one_slow_file_or_lost_book_ends_nothing_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def follow(self: Following) -> NoReturn:
+        shutil.rmtree(site.state / "allocations" / self._life.key, ignore_errors=True)
+        raise Unreadable("nobody can read it")
+
+    hangs = threading.Event()
+    monkeypatch.setattr("supervisor.service.life.PAUSES", (0.01,))
+    monkeypatch.setattr("supervisor.service.life.FILES", 0.2)
+    async with site.holder() as holder:
+        with monkeypatch.context() as patch:
+            patch.setattr(Following, "follow", follow)
+            patch.setattr(Life, "_copy", lambda _: asyncio.Event().wait())
+            lost = await holder.submit(site.request(), None)
+            async with asyncio.timeout(10):
+                while holder._lives[lost.key].state.verdict is None:  # noqa: ASYNC110 - told by nobody
+                    await asyncio.sleep(0.005)
+        with monkeypatch.context() as patch:
+            patch.setattr(Life, "_forget_request", lambda _: hangs.wait(20))
+            patch.setattr(Life, "_register", lambda _: None)
+            slow = await holder.submit(site.request(), None)
+            await site.until(holder, slow.key, "ended")
+            async with asyncio.timeout(10):
+                while slow.key in holder._tasks:  # noqa: ASYNC110 - until nobody waits for the file any more
+                    await asyncio.sleep(0.005)
+        assert code(await site.until(holder, (await holder.submit(site.request(), None)).key, "ended")) == 7
+        hangs.set()
 
 
 async def test_the_same_request_is_accepted_once(site: Site) -> None:
@@ -616,7 +661,7 @@ async def test_a_dead_file_system_holds_up_its_own_submission_only(site: Site, m
         lockf(descriptor, how)
 
     monkeypatch.setattr(fcntl, "lockf", hang)
-    monkeypatch.setattr("supervisor.scheduler.submit.FILES", 0.5)
+    monkeypatch.setattr("supervisor.scheduler.directories.FILES", 0.5)
     async with site.holder() as holder:
         stuck = await holder.submit(site.request(), None)
         assert await in_thread(hangs.wait, 10, limit=20)
