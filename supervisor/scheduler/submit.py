@@ -17,19 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import fcntl
-import json
 import os
-import secrets
-import shutil
-import threading
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 from supervisor.core.settling import (
     Patience,
@@ -42,28 +34,28 @@ from supervisor.core.settling import (
     sacct_commands_argv,
     squeue_commands_argv,
 )
-from supervisor.core.submission import PLAN, RECORD, SCRIPT, Order, Submission, submission_environment
-from supervisor.loop.files import read_whole
+from supervisor.core.submission import RECORD, Order, Submission, submission_environment
 from supervisor.loop.flag import Flag
-from supervisor.loop.threads import in_thread
 from supervisor.scheduler.client import Printed, SlurmClient, utc_now
+from supervisor.scheduler.directories import (
+    SEARCH,
+    Locked,
+    doubtful,
+    in_time,
+    listed,
+    locked,
+    made,
+    sentence,
+    take_away,
+    take_back,
+    write_record,
+)
 from supervisor.scheduler.record import read_record
 
 DEADLINE: Final = 60.0
 PATIENCE: Final = Patience()
 LAST_CHANCE: Final = 5.0  # seconds for sbatch to answer after the first interrupt
-GIVEN_UP: Final = "plan.given-up.toml"
-LOCK: Final = ".lock"
-FILES: Final = 60.0  # seconds for the files of one submission
-SEARCH: Final = 300.0  # seconds to look through all submissions in a place
-_LET_GO: Final = 1.0  # seconds in which a lock is given back, usually
 _MARGIN: Final = 60  # minutes that clocks may differ by, when accounting is asked for jobs since a time
-
-T = TypeVar("T")
-
-
-class Locked(BlockingIOError):
-    """Somebody else is at this submission."""
 
 
 class Runs(Protocol):
@@ -134,7 +126,7 @@ class Submitter:
     async def submit(self, order: Order, plan_text: str) -> Submitted:
         """Submit once. Raises OSError when the directory cannot be made; then nothing is left of it."""
         asked = replace(order.submission, asked=self._utc())
-        async with _made(order, plan_text, asked):
+        async with made(order, plan_text, asked):
             reply = await self._ask(list(asked.argv))
             if reply.kind == "doubtful":
                 return await self._settled(order.directory, replace(asked, words=reply.words))
@@ -152,10 +144,10 @@ class Submitter:
         """Settle every submission of this plan below `base` that is in doubt: the first that has a job, or that still
         cannot be settled; None when nothing stands in the way of another one. Raises OSError when that cannot be found
         out."""
-        for directory in await _in_time(base, doubtful, base, plan_text, uid, limit=SEARCH):
+        for directory in await in_time(base, doubtful, base, plan_text, uid, limit=SEARCH):
             try:
-                async with _locked(directory):
-                    submission = await _in_time(directory, read_record, directory)
+                async with locked(directory):
+                    submission = await in_time(directory, read_record, directory)
                     if submission.state not in ("asked", "unknown"):
                         continue  # somebody else has settled it by now
                     done = replace(await self._settled(directory, submission), earlier=True)
@@ -169,8 +161,8 @@ class Submitter:
         """What came of the submission in a directory; None when sbatch was not run for it. Raises Locked while somebody
         else is at it, OSError and ValueError when its record cannot be read."""
         try:
-            async with _locked(directory):
-                submission = await _in_time(directory, read_record, directory)
+            async with locked(directory):
+                submission = await in_time(directory, read_record, directory)
                 if submission.state in ("asked", "unknown"):
                     return await self._settled(directory, submission)
                 return Submitted(directory, submission)
@@ -228,9 +220,9 @@ class Submitter:
         if queue.returncode == 0 and (ids := ids_in_queue(queue.stdout, doubt.script)):
             return ids, ""
         try:
-            names, unseen = await _in_time(directory, _listed, directory), ""
+            names, unseen = await in_time(directory, listed, directory), ""
         except OSError as error:
-            names, unseen = [], _sentence(directory, error)
+            names, unseen = [], sentence(directory, error)
         since = self._now() - datetime.fromisoformat(doubt.asked)
         minutes = max(0, int(since.total_seconds() // 60)) + _MARGIN  # a clock that was set back: asked in the future
         argv = sacct_commands_argv(doubt.uid, minutes, doubt.cluster)
@@ -246,198 +238,31 @@ class Submitter:
         """Take the plan's copy away, so that a job that comes all the same runs nothing, and look once more; returns
         the trouble with it."""
         try:
-            await _in_time(directory, _take_away, directory)
+            await in_time(directory, take_away, directory)
             ids, _ = await self._look(directory, doubt)
             search.ids |= ids
         except OSError as error:
-            return _sentence(directory, error)
+            return sentence(directory, error)
         return ""
 
     async def _take_back(self, directory: str) -> str:
         """There is a job: it needs the plan's copy, whoever has taken that away. Returns the trouble with it."""
         try:
-            await _in_time(directory, _move, directory, GIVEN_UP, PLAN)
+            await in_time(directory, take_back, directory)
         except FileNotFoundError:
             return ""
         except OSError as error:
-            return _sentence(directory, error)
+            return sentence(directory, error)
         return ""
 
     async def _kept(self, done: Submitted) -> Submitted:
         """With its record on the disk, or with the trouble that kept it from there."""
         done = replace(done, interrupted=self._stop.gently.is_set())
         try:
-            await _in_time(done.directory, write_record, done.directory, done.submission)
+            await in_time(done.directory, write_record, done.directory, done.submission)
         except OSError as error:
-            return replace(done, trouble=_sentence(os.path.join(done.directory, RECORD), error))
+            return replace(done, trouble=sentence(os.path.join(done.directory, RECORD), error))
         return done
 
     def _utc(self) -> str:
         return self._now().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-async def _in_time(where: str, function: Callable[..., T], *args: Any, limit: float | None = None) -> T:
-    """`in_thread`, with an error that says where no answer came from."""
-    try:
-        return await in_thread(function, *args, limit=limit or FILES)
-    except TimeoutError as error:
-        raise TimeoutError(errno.ETIMEDOUT, f"{error}: is its file system away?", where) from None
-
-
-def _sentence(where: str, error: OSError) -> str:
-    return f"{where}: {error.strerror or error}"
-
-
-def _made(order: Order, plan_text: str, asked: Submission) -> AbstractAsyncContextManager[None]:
-    """Hold the directory, made with the script, the plan's copy and the record that sbatch is asked. Raises OSError
-    when it cannot be; then nothing is left of it, as soon as its file system answers."""
-    lock = _Lock(order.directory)
-    return _held(lock, partial(_make, order, plan_text, asked, lock))
-
-
-def _make(order: Order, plan_text: str, asked: Submission, lock: _Lock) -> None:
-    os.makedirs(os.path.dirname(order.directory), exist_ok=True)
-    os.mkdir(order.directory)
-    try:
-        for name, text, mode in ((SCRIPT, order.script, 0o755), (PLAN, plan_text, 0o600)):  # env may hold secrets
-            _write(os.path.join(order.directory, name), text, mode)
-        lock.take()
-        write_record(order.directory, asked)
-        lock.check()
-    except OSError:
-        shutil.rmtree(order.directory, ignore_errors=True)
-        raise
-
-
-def _write(path: str, text: str, mode: int) -> None:
-    """Raises OSError, which names the file."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
-        try:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, path) from error
-
-
-def _listed(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:
-        return []  # no output is to be seen there
-
-
-def _take_away(directory: str) -> None:
-    """Raises OSError."""
-    try:
-        _move(directory, PLAN, GIVEN_UP)
-    except FileNotFoundError:
-        os.stat(os.path.join(directory, GIVEN_UP))  # by one who was killed then
-
-
-def _move(directory: str, old: str, new: str) -> None:
-    os.replace(os.path.join(directory, old), os.path.join(directory, new))
-
-
-def write_record(directory: str, submission: Submission) -> None:
-    """Put the record on the disk, whole or not at all. Raises OSError."""
-    path = os.path.join(directory, RECORD)
-    temporary = f"{path}.{secrets.token_hex(4)}"
-    _write(temporary, json.dumps(submission.to_dict(), indent=1, ensure_ascii=False) + "\n", 0o644)
-    os.replace(temporary, path)
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # not every file system can; the file itself is durable
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def doubtful(base: str, plan_text: str, uid: int) -> list[str]:
-    """Directories below `base` of this user's submissions of the plan that are in doubt, or under way."""
-    found = []
-    with contextlib.suppress(FileNotFoundError):
-        for name in sorted(os.listdir(base)):
-            directory = os.path.join(base, name)
-            if name.startswith("submit-") and _is_doubtful(directory, plan_text, uid):
-                found.append(directory)
-    return found
-
-
-def _is_doubtful(directory: str, plan_text: str, uid: int) -> bool:
-    try:
-        submission = read_record(directory)
-        if submission.state not in ("asked", "unknown") or submission.uid != uid:
-            return False
-        return _is_plan_in(directory, plan_text.encode())
-    except (OSError, ValueError):
-        return False  # no record: sbatch was not run
-
-
-def _is_plan_in(directory: str, plan: bytes) -> bool:
-    """Whether the plan's copy is this one, also where whoever was about to give the submission up was killed. Raises
-    OSError, also for one that is longer."""
-    try:
-        return read_whole(os.path.join(directory, PLAN), len(plan)) == plan
-    except FileNotFoundError:
-        return read_whole(os.path.join(directory, GIVEN_UP), len(plan)) == plan
-
-
-class _Lock:
-    """A submission's lock. Whoever waited for it may have gone before a dead file system gives it: then it is given
-    back as soon as it is had. Where the file system knows no locks, nothing is held."""
-
-    def __init__(self, directory: str) -> None:
-        self.directory = directory
-        self._turn = threading.Lock()
-        self._descriptor: int | None = None
-        self._given_up = False
-
-    def take(self) -> None:
-        """Blocks. Raises Locked when another process has it, OSError."""
-        descriptor = os.open(os.path.join(self.directory, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                os.close(descriptor)
-                raise Locked(error.errno, "locked", self.directory) from error
-        with self._turn:
-            self._descriptor = descriptor
-        self.check()
-
-    def check(self) -> None:
-        """Raises TimeoutError when nobody waits for it any more."""
-        if self._given_up:
-            self.give_up()
-            raise TimeoutError(errno.ETIMEDOUT, "it is too late", self.directory)
-
-    def give_up(self) -> None:
-        """Let go of it, now and in future. Blocks."""
-        with self._turn:
-            descriptor, self._descriptor = self._descriptor, None
-            self._given_up = True
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-@asynccontextmanager
-async def _held(lock: _Lock, take: Callable[[], None]) -> AsyncIterator[None]:
-    """Hold a lock that `take` takes. Raises what that raises."""
-    try:
-        await _in_time(lock.directory, take)
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # whatever becomes of the lock, what was done under it counts
-            await in_thread(lock.give_up, limit=_LET_GO)
-
-
-def _locked(directory: str) -> AbstractAsyncContextManager[None]:
-    """Hold a submission's lock. Raises Locked when another process has it, OSError."""
-    lock = _Lock(directory)
-    return _held(lock, lock.take)

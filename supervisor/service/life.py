@@ -39,8 +39,9 @@ from supervisor.runs.papers import Unreadable
 from supervisor.runs.plans import plan_of
 from supervisor.runs.registry import job_receipt, register_job
 from supervisor.runs.waiting import first_error
+from supervisor.scheduler.directories import Locked
 from supervisor.scheduler.ours import strangers
-from supervisor.scheduler.submit import Locked, Stop, Submitted
+from supervisor.scheduler.submit import Stop, Submitted
 from supervisor.service.book import FULL, PLAN, REQUEST, Book
 from supervisor.service.following import Following
 from supervisor.service.found import Line

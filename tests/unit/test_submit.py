@@ -27,8 +27,9 @@ from supervisor.cli.main import main
 from supervisor.core.settling import Patience
 from supervisor.core.submission import Submission
 from supervisor.scheduler import submit as submitting
+from supervisor.scheduler.directories import write_record
 from supervisor.scheduler.record import read_record
-from supervisor.scheduler.submit import Sbatch, Submitter, write_record
+from supervisor.scheduler.submit import Sbatch, Submitter
 from tests.said import Said
 
 PLAN = """

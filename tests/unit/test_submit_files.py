@@ -17,9 +17,10 @@ import pytest
 from supervisor.core.settling import Patience
 from supervisor.core.submission import Order, Submission
 from supervisor.loop.threads import in_thread
-from supervisor.scheduler import submit as submitting
+from supervisor.scheduler import directories
 from supervisor.scheduler.client import Printed
-from supervisor.scheduler.submit import Stop, Submitter, write_record
+from supervisor.scheduler.directories import write_record
+from supervisor.scheduler.submit import Stop, Submitter
 
 LIMIT = 10.0
 PLAN = "a plan"
@@ -69,9 +70,9 @@ class Dead:
 
 @pytest.fixture
 def dead(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dead]:
-    monkeypatch.setattr(submitting, "FILES", 0.05)
-    monkeypatch.setattr(submitting, "SEARCH", 0.05)
-    monkeypatch.setattr(submitting, "_LET_GO", 0.05)
+    monkeypatch.setattr(directories, "FILES", 0.05)
+    monkeypatch.setattr(directories, "SEARCH", 0.05)
+    monkeypatch.setattr(directories, "_LET_GO", 0.05)
     dead = Dead(monkeypatch)
     yield dead
     dead.revive()
@@ -128,7 +129,7 @@ async def test_nothing_is_submitted_and_nothing_is_left(
 
 
 async def test_who_waits_for_it_can_be_cancelled(tmp_path: Path, dead: Dead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submitting, "FILES", LIMIT)
+    monkeypatch.setattr(directories, "FILES", LIMIT)
     slurm = Slurm()
     dead.at(os, "open", ".lock")
     task = asyncio.create_task(Submitter(slurm, slurm, Stop()).submit(order(tmp_path), PLAN))
@@ -156,13 +157,13 @@ async def test_an_answer_that_cannot_be_written_is_told_all_the_same(tmp_path: P
 async def test_a_lock_that_cannot_be_given_back_changes_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give_up = submitting._Lock.give_up
+    give_up = directories._Lock.give_up
 
-    def fails(lock: submitting._Lock) -> None:
+    def fails(lock: directories._Lock) -> None:
         give_up(lock)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(submitting._Lock, "give_up", fails)
+    monkeypatch.setattr(directories._Lock, "give_up", fails)
     slurm = Slurm()
     done = await Submitter(slurm, slurm, Stop()).submit(order(tmp_path), PLAN)
     assert (done.submission.jobid, slurm.calls, locks()) == ("12", ["sbatch"], [])
