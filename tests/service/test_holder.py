@@ -651,6 +651,25 @@ async def test_what_is_being_written_when_the_service_ends_is_accepted(site: Sit
     assert site.slurm.submitted == 1
 
 
+@pytest.mark.parametrize("name", ["receipt.json", "receipt.run.json", JOURNAL])
+async def test_nobody_waits_for_papers_that_are_no_files(
+    site: Site, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("supervisor.service.life.PAUSES", (0.01,))
+    site.slurm.history = [RUNNING]
+    async with site.holder() as holder:
+        held = await holder.submit(site.request(), None)
+        await site.until(holder, held.key, "pending")
+        run = make_run(site.top / "base", "101")
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+        site.slurm.becomes("101", "FAILED", "3:0")
+        end = await site.until(holder, held.key, "ended")
+        assert (code(end), end.verdict and end.verdict["outcome"]) == (75, "unverifiable")
+        assert f"{name} is not a receipt: not a regular file" in str(end.verdict) or name == JOURNAL
+        assert "not a regular file" in str([event.data for event in await told(holder) if event.kind == "trouble"])
+
+
 async def test_a_dead_file_system_holds_up_its_own_submission_only(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     hangs, answers, lockf = threading.Event(), threading.Event(), fcntl.lockf
 
