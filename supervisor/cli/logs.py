@@ -22,7 +22,7 @@ from supervisor.cli.held import disk_name, find_held, held_directory
 from supervisor.cli.output import complain, put, put_lines, refuse
 from supervisor.core import codes
 from supervisor.runs.growing import KINDS, Logs
-from supervisor.runs.registry import NoSuchRun, attempt_of, default_run, find_run
+from supervisor.runs.registry import NoSuchRun, attempt_of, default_run, find_run, job_of_component
 from supervisor.runs.saved import Document, Unreadable
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(args: argparse.Namespace) -> int:
     """Print the logs. 69 when there is no such run, or it has no such rank."""
     try:
+        args.run = job_of_component(args.run or "") or args.run
         daemon, held = find_held(args, args.run) or (None, None)
         if args.follow and held and daemon:
             return _follow_held(args, daemon, held)

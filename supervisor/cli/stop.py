@@ -19,7 +19,7 @@ from supervisor.cli.daemon import Absent, Daemon, Document, allocation, code_of,
 from supervisor.cli.held import disk_name, find_held, part_in, written
 from supervisor.cli.output import complain, refuse, tell
 from supervisor.core import codes
-from supervisor.runs.registry import NoSuchRun, default_run, find_run
+from supervisor.runs.registry import NoSuchRun, default_run, find_run, job_of_component
 
 if TYPE_CHECKING:
     from supervisor.runs.target import Target
@@ -60,6 +60,9 @@ def run(args: argparse.Namespace) -> int:
         if held and daemon:
             return _by_daemon(args, daemon, held, part_in(held, name))
         name = disk_name(held) if held else name
+        if job := job_of_component(name.partition(";")[0]):
+            text = f"{name} is a component of job {job}, which has one run on all of them: name the job"
+            raise Cannot(text, codes.CONFIG)
         text = _cancel(args, name) if args.cancel else _stop(args, name)
     except Cannot as error:
         return refuse(args, error, error.code)
@@ -197,7 +200,7 @@ async def _cancelled(target: Target) -> str:
 
 def _submitted(name: str, cluster: str | None) -> Target | None:
     """The job that a name means, or a task of it, where `allocctl submit` made it; None for that of another cluster,
-    too. Raises Cannot for a component: one run is on all of them."""
+    too."""
     from supervisor.runs.registry import submission_of
     from supervisor.runs.target import submitted_target
 
@@ -205,9 +208,6 @@ def _submitted(name: str, cluster: str | None) -> Target | None:
     submission = submission_of(jobid) if jobid else None
     if jobid is None or submission is None or (cluster and submission.cluster != cluster):
         return None
-    if "+" in jobid:
-        text = f"{jobid} is a component of job {submission.jobid}, which has one run on all of them: name the job"
-        raise Cannot(text, codes.CONFIG)
     return submitted_target(submission, jobid)
 
 

@@ -99,9 +99,10 @@ def default_run() -> str:
 
 
 def find_run(name: str | None) -> str:
-    """The run directory that `name` means. The plain id of a job means its last attempt, `JOBID.r0` the first. Raises
-    NoSuchRun."""
+    """The run directory that `name` means. The plain id of a job means its last attempt, `JOBID.r0` the first; that of
+    a component its job, for one run is on all of them. Raises NoSuchRun."""
     given = name or default_run()
+    given = job_of_component(given) or given
     places = [given] if os.sep in given or given in (".", "..") else []
     wanted = given if places else given.replace(".r0", "")
     if not places:
@@ -118,6 +119,12 @@ def find_run(name: str | None) -> str:
         raise NoSuchRun(f"{wanted!r} is no job's id: those are whole numbers from 1 on")
     looked = ", ".join(places)
     raise NoSuchRun(f"no run {wanted!r}: there is no {JOURNAL} in {looked}: name its run directory")
+
+
+def job_of_component(name: str) -> str | None:
+    """The job that has this component (`123` of `123+1`); None for any other name."""
+    found = re.fullmatch(r"([1-9]\d*)\+\d+", name)
+    return found[1] if found else None
 
 
 def later_runs(run_dir: str) -> list[str]:

@@ -26,7 +26,7 @@ from supervisor.service.place import OWNER, Owner
 from tests.service.desk import Desk
 from tests.service.running import until
 from tests.service.world import World
-from tests.unit.test_follow import make_run
+from tests.unit.test_follow import end_run, make_run
 
 EVENTS = {kind.__name__ for kind in Event.__subclasses__()}
 ENDED = {"outcome": "failure", "code": 7, "origin": "native", "reason": "native", "summary": "rank 0 ended with 7"}
@@ -197,6 +197,17 @@ def test_stop_and_cancel(desk: Desk) -> None:
 
 
 @pytest.mark.slow
+def test_a_component_means_its_job_but_is_not_stopped(nobody: Desk, home: Path) -> None:
+    run = make_run(home / "runs", "4711")
+    (run / "logs" / "rank-1.client.out").write_text("hello\n")
+    end_run(run)
+    assert nobody.say("logs", "4711+1").out == "rank-1.client.out: hello\n"
+    assert nobody.say("receipt", "--path", "4711+1").out == f"{run}/receipt.run.json\n"
+    for words in ([], ["--cancel"]):
+        refused = nobody.say("stop", *words, "4711+1")
+        assert refused.code == codes.CONFIG and "4711+1 is a component of job 4711" in refused.err
+
+
 def test_stop_without_a_daemon_signals_the_engine(nobody: Desk, home: Path) -> None:
     path = home / "plan.toml"
     path.write_text(

@@ -123,7 +123,9 @@ def test_tasks_of_an_array_are_ended_by_themselves_and_then_all_in_order(jobs: J
     host.ask("POST", f"/v1/allocations/{tasks[1]}/stop", {"how": "stop"})
     host.ask("POST", f"/v1/allocations/{tasks[2]}/stop", {"how": "cancel"})
     words = [ALLOCCTL, "wait", "-q", "--socket", str(host.socket)]
-    ends = [subprocess.run([*words, task], env=host.environ, check=False).returncode for task in tasks[1:3]]
+    ends = [
+        subprocess.run([*words, task], env=host.environ, cwd=host.top, check=False).returncode for task in tasks[1:3]
+    ]
     assert ends == [143, 130], "each its own, while the others go on"
     assert [(run / "ended.0").exists() for run in runs] == [False, True, True, False]
     assert [host.get(task)["state"] for task in tasks] == ["running", "ending", "ending", "running"]
