@@ -2,7 +2,7 @@
 
 Whoever starts an engine that is to outlive him gives it a directory of its own, by name in ALLOCD_START:
 
-    plan.toml    the plan as it is to be run
+    plan.toml    the plan as it is to be run, until no engine will read it any more
     engine.log   what the engine says, from its first word on
     claim        made and locked by the engine before it does anything; the kernel gives the lock back at its end
     run          a symbolic link to the run directory, made when the run is opened

@@ -56,13 +56,13 @@ class Engine:
     """One that has claimed its start. Raises Claimed."""
 
     def __init__(self, place: str, base: Path, name: str, plan: str, slurm: Slurm7, number: int) -> None:
-        self.name, self.slurm, self.number = name, slurm, number
+        self.name, self.slurm, self._step = name, slurm, f"{JOB}.{number}"
         self._held = [starts.claim(place)]
-        self._place, self._base, self._plan = place, base, plan
+        self._place, self._plan = place, plan
+        self.run_dir = base / f"{JOB}.s{number}"
 
     def open(self) -> Engine:
         """Open the run, with one step."""
-        self.run_dir = self._base / f"{JOB}.s{self.number}"
         (self.run_dir / "logs").mkdir(parents=True)
         self._held.append(os.open(self.run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         self.step = f"allocd-{self.run_dir.name}-r0"
@@ -77,7 +77,7 @@ class Engine:
         )
         self._lines = 0
         self._tell(opened)
-        self.slurm.steps[self.step] = f"{JOB}.{self.number}"
+        self.slurm.steps[self.step] = self._step
         starts.announce(self._place, str(self.run_dir))
         return self
 
@@ -104,7 +104,8 @@ class Engine:
 
 
 class Engines:
-    """All of them. `slow`: names of those that come into being when a test says so, by `appear`."""
+    """All of them. `broken` and `quick` are names that mean what they say; those in `slow` come into being when a test
+    says so, by `claim`."""
 
     def __init__(self, slurm: Slurm7, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slurm, self.base = slurm, base
@@ -129,7 +130,13 @@ class Engines:
         self._spawned[name] = (environ[starts.VARIABLE], plan)
         self.asked[name] += 1
         if name not in self.slow:
-            self.claim(name).open()
+            engine = self.claim(name)
+            if name == "broken":  # it ends before it has a run
+                engine.die()
+                return ""
+            engine.open()
+            if name == "quick":  # it has ended when somebody looks
+                engine.stop()
         return ""
 
     def claim(self, name: str) -> Engine:
