@@ -341,7 +341,7 @@ def talked(home: Path) -> dict[str, str]:
 @pytest.mark.slow
 def test_logs(desk: Desk, talked: dict[str, str]) -> None:
     desk.do(desk.world.put, state="ended", verdict=ENDED, **talked)
-    for words in (["a1", "-f"], ["1001"], ["a1"], [talked["run_dir"]]):
+    for words in (["a1", "-f"], ["1001+1", "-f"], ["1001"], ["a1"], [talked["run_dir"]]):
         said = desk.say("logs", *words, "--kind", "out", "--kind", "err")
         assert (said.code, sorted(line.split("/")[-1] for line in said.out.splitlines())) == (0, LINES), words
     assert json.loads(desk.say("logs", "a1", "-f", "--kind", "out", "--json").out)["text"] == "one"
