@@ -55,10 +55,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         name = args.run or default_run()
         daemon, held = find_held(args, name, parts=True) or (None, None)
-        if held and held["state"] == "ended":
+        part = part_in(held, name) if held else None
+        if held and (held["state"] == "ended" or (part and held["state"] == "ending")):
             return _done(args, f"{names_of(held)} has ended already: {standing(held)}{written(held)}", held)
         if held and daemon:
-            return _by_daemon(args, daemon, held, part_in(held, name))
+            return _by_daemon(args, daemon, held, part)
         name = disk_name(held) if held else name
         if job := job_of_component(name.partition(";")[0]):
             text = f"{name} is a component of job {job}, which has one run on all of them: name the job"
