@@ -4,6 +4,7 @@ alone. Books are real, Slurm is written down (tests/service/held.py)."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,12 +17,14 @@ from supervisor.core import events as run_events
 from supervisor.core import kept_events as ev
 from supervisor.core.kept import Kept
 from supervisor.service.api import Api
+from supervisor.service.book import put
 from supervisor.service.found import JOURNAL
 from supervisor.service.holder import Holder
 from supervisor.service.interface import Allocation, Refusal, State
 from supervisor.service.life import utc_now
 from supervisor.service.logs import Wanted, log_lines
 from supervisor.service.metrics import Metrics
+from tests.service.dying import dies_at, one_life
 from tests.service.held import PLAN, Site
 from tests.unit.test_follow import append, end_run, make_run
 
@@ -226,3 +229,47 @@ async def _get(api: Api, path: str) -> tuple[int, bytes]:
     scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": [], "client": ("", 0)}
     await api(scope, receive, send)
     return sent[0]["status"], sent[1]["body"]
+
+
+# --- dying ------------------------------------------------------------------------------------------------------------
+
+
+async def live_through(site: Site, holder: Holder) -> None:
+    """The script: of an array one task is stopped, one is cancelled, then the whole is stopped. A task whose engine is
+    told ends."""
+    held = await holder.submit(site.request(ARRAY), "one")
+    await until(lambda: holder.find(held.key).state == "ended" or len(state(holder, held).runs) == 3, "all is seen")
+    await holder.stop("101_0", "stop")
+    await holder.stop("101_1", "cancel")
+    for task in ("101_0", "101_2"):
+        await until(lambda: task in site.slurm.terminated, "the engine is told")  # noqa: B023
+        if site.slurm.state(task, site.slurm.now).state == "RUNNING":  # type: ignore[union-attr]
+            site.slurm.becomes(task, "FAILED", "15:0")
+        if task == "101_0":
+            await holder.stop("101", "stop")
+    await site.until(holder, held.key, "ended")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", ["before", "half", "after"])
+async def test_a_daemon_that_dies_at_any_write_tells_every_task(
+    site: Site, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in itertools.count(1):
+        (tmp_path / f"{number}").mkdir()
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / f"{number}" / "registry"))
+        site = Site(tmp_path / f"{number}", settings=replace(site.settings, patience=0.0))
+        site.slurm.history, site.slurm.tasks = [RUNNING], 3
+        for task in range(3):
+            began(site, f"101_{task}")
+        if await one_life(site, dies_at(number, how), live_through):
+            break
+        assert await one_life(site, put, live_through), f"killed at write {number}"
+        where = f"killed at write {number}: {site.slurm.terminated} {site.slurm.cancelled}"
+        assert set(site.slurm.terminated) == {"101_0", "101_2"} and len(site.slurm.terminated) <= 3, where
+        assert set(site.slurm.cancelled) == {"101_1"}, where
+        assert site.slurm.submitted == 1, where
+        (book,) = (site.state / "allocations").glob(f"*/{JOURNAL}")
+        assert book.read_text().count('"Sealed"') == 1, where
+    assert number > 10
