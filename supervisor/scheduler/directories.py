@@ -39,9 +39,10 @@ class Locked(BlockingIOError):
 
 
 async def in_time(where: str, function: Callable[..., T], *args: Any, limit: float | None = None) -> T:
-    """`in_thread`, with an error that says where no answer came from."""
+    """`in_thread`, with an error that says where no answer came from. A place of submissions that is gone holds few
+    threads, however often it is tried."""
     try:
-        return await in_thread(function, *args, limit=limit or FILES)
+        return await in_thread(function, *args, limit=limit or FILES, place=os.path.dirname(where))
     except TimeoutError as error:
         raise TimeoutError(errno.ETIMEDOUT, f"{error}: is its file system away?", where) from None
 
@@ -124,8 +125,13 @@ def write_record(directory: str, submission: Submission) -> None:
         os.close(descriptor)
 
 
-def doubtful(base: str, plan_text: str, uid: int) -> list[str]:
-    """Directories below `base` of this user's submissions of the plan that are in doubt, or under way."""
+async def doubtful(base: str, plan_text: str, uid: int) -> list[str]:
+    """Directories below `base` of this user's submissions of the plan that are in doubt, or under way. Raises
+    OSError."""
+    return await in_time(base, _doubtful, base, plan_text, uid, limit=SEARCH)
+
+
+def _doubtful(base: str, plan_text: str, uid: int) -> list[str]:
     found = []
     with contextlib.suppress(FileNotFoundError):
         for name in sorted(os.listdir(base)):

@@ -38,7 +38,6 @@ from supervisor.core.submission import RECORD, Order, Submission, submission_env
 from supervisor.loop.flag import Flag
 from supervisor.scheduler.client import Printed, SlurmClient, utc_now
 from supervisor.scheduler.directories import (
-    SEARCH,
     Locked,
     doubtful,
     in_time,
@@ -144,7 +143,7 @@ class Submitter:
         """Settle every submission of this plan below `base` that is in doubt: the first that has a job, or that still
         cannot be settled; None when nothing stands in the way of another one. Raises OSError when that cannot be found
         out."""
-        for directory in await in_time(base, doubtful, base, plan_text, uid, limit=SEARCH):
+        for directory in await doubtful(base, plan_text, uid):
             try:
                 async with locked(directory):
                     submission = await in_time(directory, read_record, directory)

@@ -50,17 +50,17 @@ class Following:
     async def follow(self) -> ev.Sealed:
         """To the end of the job. Raises OSError, Unreadable, ValueError."""
         while True:
-            target = await in_thread(self._target, limit=FILES)
+            target = await in_thread(self._target, limit=FILES, place=self._life.key)
             sealed = await self._wait(target)
             if (why := undecided(sealed)) is None:
-                return await in_thread(sealed_event, sealed, limit=FILES)
+                return await in_thread(sealed_event, sealed, limit=FILES, place=self._life.key)
             self._trouble(why)
             await asyncio.sleep(AGAIN)
 
     async def attend(self, run_dir: str) -> ev.Sealed:
         """To the end of a run whose engine is on this host."""
-        target = await in_thread(run_target, run_dir, limit=FILES)
-        return await in_thread(sealed_event, await self._wait(target), limit=FILES)
+        target = await in_thread(run_target, run_dir, limit=FILES, place=self._life.key)
+        return await in_thread(sealed_event, await self._wait(target), limit=FILES, place=self._life.key)
 
     async def _wait(self, target: Target) -> Sealed:
         cluster = self._world.cluster(self._life.state.cluster)
@@ -83,7 +83,7 @@ class Following:
             parts=cluster.parts,
             poller=cluster.poller,
             client=cluster.client,
-            alone=lambda path: settle(cluster.client, path, settings.patience),
+            alone=lambda path: settle(cluster.client, path, settings.patience, outage=settings.outage),
             patience=settings.patience,
             rounds=self._world.rounds,
             polls=False,

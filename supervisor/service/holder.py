@@ -30,7 +30,7 @@ from supervisor.core.kept import Kept, unit_of
 from supervisor.core.slurm import parse_job_id
 from supervisor.loop.threads import in_thread
 from supervisor.service.book import Book
-from supervisor.service.found import Found, Line
+from supervisor.service.found import BOOKS, Found, Line
 from supervisor.service.interface import (
     STATES,
     AdoptRequest,
@@ -214,10 +214,10 @@ class Holder:
             ended = [life for life in lives if life.ended and not life.damage]
             with suppress(OSError):  # a file system that is away
                 for life in ended[: -self._world.settings.keep]:
-                    await in_thread(self._book.forget, life.key, limit=ACCEPT_LIMIT)
+                    await in_thread(self._book.forget, life.key, limit=ACCEPT_LIMIT, place=BOOKS)
                     self._forget(life)
                 for life in damaged:
-                    if await in_thread(self._book.is_gone, life.key, limit=ACCEPT_LIMIT):
+                    if await in_thread(self._book.is_gone, life.key, limit=ACCEPT_LIMIT, place=BOOKS):
                         self._forget(life)
 
     def _forget(self, life: Life) -> None:

@@ -248,7 +248,7 @@ class Life:
 
     async def _submit(self) -> None:
         try:
-            text, terms, order = await in_thread(self._order, limit=FILES)
+            text, terms, order = await in_thread(self._order, limit=FILES, place=self.key)
         except (PlanErrors, Misfit) as error:  # accepted by another version
             await self.hear(ev.SubmissionBegun(""))
             await self.hear(ev.SubmissionEnded("refused", words=str(error)))
@@ -299,7 +299,7 @@ class Life:
         base = os.path.dirname(directory)
         if done is not None:
             await self.hear(answer_of(done))
-        elif directory and not await in_thread(os.path.isdir, base, limit=FILES):
+        elif directory and not await in_thread(os.path.isdir, base, limit=FILES, place=self.key):
             await self.hear(ev.SubmissionEnded("unknown", words=f"{base} is not there: is its file system away?"))
         else:
             await self.hear(ev.SubmissionEnded("unreached", words="sbatch was not run"))
@@ -318,7 +318,7 @@ class Life:
     async def _start(self) -> None:
         """The same key never starts two engines: whether one was begun before makes no difference here. After a stop
         was asked for none is started; one that is on its way is waited for, and then stopped."""
-        _, asked = await in_thread(self._asked, limit=FILES)
+        _, asked = await in_thread(self._asked, limit=FILES, place=self.key)
         if not self.state.begun:
             await self.hear(ev.EngineBegun())
         try:
@@ -350,7 +350,7 @@ class Life:
 
     async def _follow(self) -> None:
         if self.state.kind == "submitted":
-            await in_thread(self._register, limit=FILES)
+            await in_thread(self._register, limit=FILES, place=self.key)
         await self.hear(await Following(self, self._world).follow())
 
     def _register(self) -> None:
@@ -407,7 +407,7 @@ class Life:
 
     async def _copy(self) -> None:
         place = self._world.settings.collect
-        trouble = await in_thread(self._copy_all, place, limit=LIMIT) if place else []
+        trouble = await in_thread(self._copy_all, place, limit=LIMIT, place=self.key) if place else []
         await self.hear(ev.Copied(trouble))
 
     def _copy_all(self, place: str) -> list[str]:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from supervisor.loop.threads import in_thread
+from supervisor.loop.threads import MOST, in_thread
 
 LIMIT = 10.0
 
@@ -55,6 +55,28 @@ async def test_work_that_does_not_end_is_left_behind() -> None:
     thread.join(LIMIT)
     await asyncio.sleep(0)
     assert complaints == []
+
+
+async def test_a_place_that_is_gone_holds_few_threads_however_often_it_is_tried() -> None:
+    release, begun = threading.Event(), list[None]()
+
+    def hang() -> str:
+        begun.append(None)
+        release.wait(LIMIT)
+        return "here"
+
+    for _ in range(MOST):
+        with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
+            await in_thread(hang, limit=0.01, place="there")
+    with pytest.raises(TimeoutError, match=r"^no answer to 4 calls before$"):
+        await in_thread(hang, limit=LIMIT, place="there")
+    assert len(begun) == MOST
+    assert await in_thread(divmod, 7, 2, limit=LIMIT, place="elsewhere") == (3, 1)
+    assert await in_thread(divmod, 7, 2, limit=LIMIT) == (3, 1)
+    release.set()
+    for thread in [thread for thread in threading.enumerate() if thread.name == "hang"]:
+        thread.join(LIMIT)
+    assert await in_thread(hang, limit=LIMIT, place="there") == "here"
 
 
 async def test_no_thread_to_be_had_is_an_oserror(monkeypatch: pytest.MonkeyPatch) -> None:
