@@ -95,8 +95,9 @@ async def start(request: AdoptRequest, key: str, directory: str | None = None, *
     `wanted` any more is withdrawn, unless an engine has it already. Raises Refusal."""
     place = directory or start_directory(key)
     try:
-        if await in_thread(_open if wanted else _withdraw, place, limit=FILES_LIMIT) == "nothing" and wanted:
-            await in_thread(_spawn, request, key, place, limit=3 * FILES_LIMIT)
+        found = await in_thread(_open if wanted else _withdraw, place, limit=FILES_LIMIT, place=place)
+        if found == "nothing" and wanted:
+            await in_thread(_spawn, request, key, place, limit=3 * FILES_LIMIT, place=place)
         return await _opened(place)
     except PlanErrors as error:
         raise Refusal(422, "invalid", str(error)) from error
@@ -160,19 +161,19 @@ def _progress(place: str) -> starts.Progress:
 async def _opened(place: str) -> Started:
     """Wait for the run. Raises Refusal with the engine's own words when there will be none."""
     deadline = time.monotonic() + START_LIMIT
-    while (progress := await in_thread(_progress, place, limit=FILES_LIMIT)) != "run":
+    while (progress := await in_thread(_progress, place, limit=FILES_LIMIT, place=place)) != "run":
         late = time.monotonic() > deadline
         if progress == "withdrawn":
             raise Refusal(422, "unfit", "it was stopped before its engine was there", exit=codes.CANCELLED)
         if progress == "failed" or late:
-            words = await in_thread(starts.last_words, place, limit=FILES_LIMIT)
+            words = await in_thread(starts.last_words, place, limit=FILES_LIMIT, place=place)
         if progress == "failed":
             raise Refusal(422, "unfit", words or "the engine ended before it had opened its run", exit=codes.CONFIG)
         if late:
             said = f"it said: {words}" if words else f"see {os.path.join(place, starts.LOG)}"
             raise Refusal(503, "unavailable", f"the engine has not opened its run within {START_LIMIT:g} s: {said}")
         await asyncio.sleep(LOOK_PAUSE)
-    return await in_thread(_started, place, limit=FILES_LIMIT)
+    return await in_thread(_started, place, limit=FILES_LIMIT, place=place)
 
 
 def _started(place: str) -> Started:
@@ -221,9 +222,9 @@ async def stop_leftovers(client: Steps, run_dir: str, grace: float = GRACE) -> t
     """End the steps that a run without a living engine has left: their ids, and a sentence about what is in doubt (""
     for nothing). The run's steps are left alone while its engine lives, or may live on another host. Raises OSError,
     Unreadable."""
-    papers = await in_thread(papers_of, run_dir, limit=FILES_LIMIT)
+    papers = await in_thread(papers_of, run_dir, limit=FILES_LIMIT, place=run_dir)
     prefix = str((papers.opening or {}).get("steps") or "")
-    if not prefix or await in_thread(alive, run_dir, limit=FILES_LIMIT) is not False:
+    if not prefix or await in_thread(alive, run_dir, limit=FILES_LIMIT, place=run_dir) is not False:
         return [], ""
     left = await _left(client, papers.jobid, prefix)
     if not left:

@@ -93,7 +93,7 @@ class Engines:
     async def stop(self, run_dir: str) -> str:
         """Ask it for an orderly end; what went wrong, or ""."""
         try:
-            await in_thread(adopting.stop, run_dir, limit=FILES)
+            await in_thread(adopting.stop, run_dir, limit=FILES, place=run_dir)
         except Refusal as refusal:
             return refusal.text
         return ""
