@@ -200,7 +200,7 @@ async def _wait(
         parts=lambda jobid: list_parts(client, jobid),
         poller=Poller(client, pace=replace(USUAL, patience=patience, outage=outage)),
         client=client,
-        alone=(lambda path: settle(client, path, patience)) if target.adopted else None,
+        alone=(lambda path: settle(client, path, patience, outage=outage)) if target.adopted else None,
         cancel=options.cancel,
         patience=patience,
     )

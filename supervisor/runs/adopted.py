@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final, Protocol
 
 from supervisor.core.answers import Answer
@@ -17,7 +17,7 @@ from supervisor.loop.threads import in_thread
 from supervisor.runs.papers import papers_of
 from supervisor.runs.sealing import Sealed, seal_adopted
 from supervisor.scheduler.client import Queue
-from supervisor.scheduler.inquiry import USUAL, Inquiry
+from supervisor.scheduler.inquiry import USUAL, Inquiry, silent
 from supervisor.scheduler.parts import list_parts
 
 SEAL_LIMIT: Final = 60.0  # seconds for the files of one attempt
@@ -39,21 +39,35 @@ class Asked(Protocol):
         """The display ids of accounting's rows for the job."""
 
 
-async def settle(client: Asked, run_dir: str, patience: float, *, wait: bool = False) -> Sealed:
-    """What is sealed of the run, or, when the records have not come within `patience` seconds, what is known of it. A
-    run that lives is waited for only with `wait`. Raises OSError, Unreadable."""
-    begun = time.monotonic()
+async def settle(
+    client: Asked,
+    run_dir: str,
+    patience: float,
+    *,
+    outage: float | None = None,
+    wait: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> Sealed:
+    """What is sealed of the run, or, when the records have not come within `patience` seconds, what is known of it. The
+    time in which Slurm could not be asked does not count, up to `outage` seconds of it (None: it counts). A run that
+    lives is waited for only with `wait`. Raises OSError, Unreadable."""
     papers = await in_thread(papers_of, run_dir, limit=SEAL_LIMIT)
     if papers.sealed is not None:
         return Sealed([papers.sealed], before=True)
+    left = {False: patience, True: patience if outage is None else outage}  # by whether Slurm is away
+    at, away, pause = clock(), False, 0.0
     inquiries = await _inquiries(client, papers.jobid, patience)
     while True:
         truths = [await _hear(client, inquiry) for inquiry in inquiries]
         sealed = await in_thread(seal_adopted, run_dir, truths, 0.0, limit=SEAL_LIMIT)
-        left = patience - (time.monotonic() - begun)
-        if sealed.document["verdict"]["final"] or left <= 0 or (_lives(sealed) and not wait):
+        now = clock()
+        left[away] -= now - at
+        at, away = now, outage is not None and any(silent(truth.answers[-2:]) for truth in truths)
+        if sealed.document["verdict"]["final"] or left[away] <= 0 or (_lives(sealed) and not wait):
             return sealed
-        await asyncio.sleep(min(inquiries[0].pause, left))
+        pause = min(pause * USUAL.factor, USUAL.away) if away and pause else inquiries[0].pause
+        await sleep(min(pause, left[away]))
 
 
 def _lives(sealed: Sealed) -> bool:

@@ -140,13 +140,18 @@ class Inquiry:
         return self.jobid
 
     def _meaning(self, truth: Truth, new: Sequence[Answer]) -> Heard:
-        failed = {answer.source for answer in new if answer.outcome == "failed" and not _OFF.search(answer.problem)}
+        failed = silent(new)
         if self._outage is None:
             return "life" if truth.standing == "running" else "doubt"
         # Accounting goes on saying RUNNING when the controller that would tell it otherwise is gone.
         if truth.standing == "running" and "scontrol" not in failed:
             return "life"
         return "silence" if failed else "doubt"
+
+
+def silent(answers: Sequence[Answer]) -> set[str]:
+    """The books that could not be asked, and may be later."""
+    return {answer.source for answer in answers if answer.outcome == "failed" and not _OFF.search(answer.problem)}
 
 
 class _Absence:

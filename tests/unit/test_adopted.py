@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,35 @@ async def test_rows_that_come_late_are_waited_for(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "7/receipt.json").read_text()) == sealed.document
     again = await settle(Slurm(("CANCELLED", DONE)), str(tmp_path / "7"), 0.0)
     assert (again.before, again.document) == (True, sealed.document)
+
+
+async def test_an_accounting_that_is_away_is_borne_as_long_as_it_may_be(tmp_path: Path) -> None:
+    slurm = Slurm(("RUNNING", RUNNING), ("RUNNING", DONE))
+    now, back, run_dir = 0.0, 600.0, left(tmp_path, completed())
+
+    async def sacct(jobid: str) -> Answer:
+        slurm.asked = 0 if now < back else 2
+        answer = await Slurm.sacct(slurm, jobid)
+        return answer if now >= back else replace(answer, outcome="failed", problem="Connection refused", record=None)
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        pauses.append(seconds)
+        now += seconds + 0.001  # as any clock: what is left ends
+
+    pauses: list[float] = []
+    slurm.sacct = sacct  # type: ignore[method-assign]
+    asked = partial(settle, slurm, run_dir, 20.0, clock=lambda: now, sleep=sleep)
+    early = await asked(outage=500.0)
+    assert early.document["verdict"]["final"] is False
+    assert now == pytest.approx(500.0, abs=0.1)
+    assert max(pauses) == 60.0 and len(pauses) < 30, "one in trouble is asked seldom"
+    now = 0.0
+    assert (await asked()).document["verdict"]["final"] is False
+    assert now == pytest.approx(20.0, abs=0.1)
+    now = 0.0
+    assert (await asked(outage=3600.0)).document["verdict"]["outcome"] == "success"
+    assert back <= now < back + 61
 
 
 async def test_without_them_nothing_is_sealed(tmp_path: Path) -> None:
