@@ -4,23 +4,17 @@ One task group holds everything: a task for each allocation that has something t
 cluster's poller, one that ends the service when its books cannot be written at all. An allocation is accepted when it
 is on the disk; it waits in the queue, first come, first served, until fewer than `limit` are under way; one that Slurm
 refuses makes room like one that has ended. A job that is only followed takes no room: it is there anyway.
-
-Accepting is a task of the holder's own: a client that goes away in the middle changes nothing, and what was accepted is
-answered to whoever asks again with the same idempotency key.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import os
-import secrets
 import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 from supervisor import __version__
@@ -29,6 +23,7 @@ from supervisor.core.keeping import IllegalEvent
 from supervisor.core.kept import Kept, unit_of
 from supervisor.core.slurm import parse_job_id
 from supervisor.loop.threads import in_thread
+from supervisor.service.accepting import WRITE_LIMIT, Accepting
 from supervisor.service.book import Book
 from supervisor.service.found import BOOKS, Found, Line
 from supervisor.service.interface import (
@@ -46,8 +41,7 @@ from supervisor.service.telling import Told, event_of
 from supervisor.service.wishes import Wish, adoption, identity, submission
 from supervisor.service.world import Cluster, World
 
-ACCEPT_LIMIT: Final = 60.0  # seconds for the checks of a request
-WRITE_LIMIT: Final = 10.0  # seconds in which what is answered must be on the disk
+FILES: Final = 60.0  # seconds for small files
 FORGET_PERIOD: Final = 60.0  # seconds between looks for allocations that ended long ago
 POLL_AGAIN: Final = 5.0  # seconds until a poller that broke is tried again
 STOP_LIMIT: Final = 8.0  # seconds that sbatch may take to answer when the service is to end
@@ -75,14 +69,12 @@ class Holder:
         self._since = utc_now()
         self._lives: dict[str, Life] = {}
         self._queue: dict[str, Life] = {}
-        self._new: dict[str, Life] = {}  # on their way to the disk
-        self._given: dict[str, str] = {}  # idempotency key -> key
-        self._accepting: dict[str, asyncio.Task[Any]] = {}  # by idempotency key
         self._running = 0
         self._admitting = False
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._leaving = asyncio.Event()
+        self._accepting = Accepting(self._lives, book, world, self._changed, self._leaving)
         self.notes: list[str] = []  # what was found at the start that people should know
         self._measure()
 
@@ -104,8 +96,7 @@ class Holder:
                 self.notes.append(f"{book.key}: a torn last line of {book.cut} bytes was cut off")
             life.damage = book.damage
             events += self._fold(life, book.lines)
-            if life.state.given:
-                self._given[life.state.given] = book.key
+            self._accepting.know(life)
             if life.damage:
                 life.damage = book.advice(life.damage)
                 self.notes.append(f"{book.key}: {life.damage}")
@@ -127,6 +118,7 @@ class Holder:
     async def run(self) -> None:
         """Hold everything until `leave`, or until the books are dead (raises what killed them)."""
         async with asyncio.TaskGroup() as self._group:
+            self._accepting.open(self._group)
             helpers = [self._group.create_task(helper) for helper in self._helpers()]
             for life in list(self._lives.values()):
                 self._begin(life)
@@ -139,6 +131,7 @@ class Holder:
             for task in (*helpers, leaving, *self._tasks.values()):
                 task.cancel()  # what is being written is answered first
         self._group = None
+        self._accepting.open(None)
         self._told.close()
         if self._book.failed.done():
             self._book.failed.result()
@@ -178,7 +171,7 @@ class Holder:
 
     def on_disk(self, line: Line) -> None:
         """A line is on the disk: it is told."""
-        life = self._lives.get(line.key) or self._new.get(line.key)
+        life = self._lives.get(line.key) or self._accepting.new.get(line.key)
         if life is not None:
             event = life.on_disk(line)
             self._told.add(event)
@@ -214,15 +207,15 @@ class Holder:
             ended = [life for life in lives if life.ended and not life.damage]
             with suppress(OSError):  # a file system that is away
                 for life in ended[: -self._world.settings.keep]:
-                    await in_thread(self._book.forget, life.key, limit=ACCEPT_LIMIT, place=BOOKS)
+                    await in_thread(self._book.forget, life.key, limit=FILES, place=BOOKS)
                     self._forget(life)
                 for life in damaged:
-                    if await in_thread(self._book.is_gone, life.key, limit=ACCEPT_LIMIT, place=BOOKS):
+                    if await in_thread(self._book.is_gone, life.key, limit=FILES, place=BOOKS):
                         self._forget(life)
 
     def _forget(self, life: Life) -> None:
         del self._lives[life.key]
-        self._given.pop(life.state.given, None)
+        self._accepting.forget(life)
 
     def _place(self, life: Life, before: Kept) -> None:
         """Where it stands: in the queue, among those that take room, or in neither."""
@@ -255,15 +248,17 @@ class Holder:
         """The settings have changed."""
         self._admit()
 
-    # --- accepting ----------------------------------------------------------------------------------------------------
+    # --- what is asked for --------------------------------------------------------------------------------------------
 
     async def submit(self, request: SubmitRequest, key: str | None) -> Allocation:
         """See `interface.Answering`."""
-        return await self._accept(key, identity(request), lambda: submission(request, self._world.environ()))
+        wish = partial(submission, request, self._world.environ())
+        return self._answer(await self._accepting.accept(key, identity(request), wish))
 
     async def adopt(self, request: AdoptRequest, key: str | None) -> Allocation:
         """See `interface.Answering`."""
-        return await self._accept(key, identity(request), lambda: adoption(request, self._world.environ()))
+        wish = partial(adoption, request, self._world.environ())
+        return self._answer(await self._accepting.accept(key, identity(request), wish))
 
     async def follow(self, jobid: str, cluster: str | None) -> Allocation:
         """See `interface.Answering`. A job that is held already is answered as it is."""
@@ -272,102 +267,14 @@ class Holder:
         except ValueError as error:
             raise Refusal(422, "invalid", str(error)) from None
         name = f"follow {jobid} {cluster or ''}"
-        await self._accepted(name)
+        await self._accepting.settled(name)
         for life in self._lives.values():
             known = life.state.jobid == jobid and (not cluster or life.state.cluster == cluster)
             if known and life.state.kind != "adopted" and not life.ended and not life.damage:
                 return self._answer(life)
         wish = Wish(ev.Accepted("followed", f"job {jobid}", jobid=jobid, cluster=cluster or ""), {})
-        return await self._accept(None, {"jobid": jobid, "cluster": cluster}, lambda: wish, name)
-
-    async def _accepted(self, name: str) -> None:
-        """Wait for those of the same name that are about to be accepted."""
-        while before := self._accepting.get(name):
-            await asyncio.wait([before])
-
-    async def _accept(
-        self, given: str | None, asked: Document, wish: Callable[[], Wish], name: str | None = None
-    ) -> Allocation:
-        """Accept, or answer what was accepted for the same key before. `name` (default: the key): what is accepted once
-        at a time only. Raises Refusal."""
-        digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-        if given:
-            await self._accepted(given)
-        if given and (key := self._given.get(given)):
-            life = self._lives[key]
-            if life.state.digest != digest:
-                text = f"the idempotency key {given!r} stands for another request already (allocation {key})"
-                raise Refusal(409, "conflict", text)
-            return self._answer(life)
-        if self._group is None or self._leaving.is_set():
-            raise Refusal(503, "unavailable", "the service is about to end")
-        name = name or given or secrets.token_hex(8)
-        task = self._group.create_task(_outcome(self._begin_book(given or "", digest, wish)))
-        self._accepting[name] = task
-        task.add_done_callback(lambda _: self._accepting.pop(name, None))
-        outcome: Life | Exception = await asyncio.shield(task)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return self._answer(outcome)
-
-    async def _begin_book(self, given: str, digest: str, wish: Callable[[], Wish]) -> Life:
-        """Check it, and put it on the disk. Raises Refusal."""
-        if self._book.trouble:
-            raise Refusal(507, "storage", self._book.trouble)
-        wished = await self._checked(wish)
-        key = self._free_key()
-        life = self._new[key] = Life(key, self._book, self._world, self._changed)
-        event = ev.Accepted(**{**asdict(wished.event), "given": given, "digest": digest})
-        written = self._book.create(key, wished.files, utc_now(), event)
-        try:
-            line = await asyncio.wait_for(asyncio.shield(written), WRITE_LIMIT)
-        except TimeoutError:
-            written.add_done_callback(lambda done: self._came_late(life, done))
-            raise Refusal(507, "storage", f"it was not on the disk within {WRITE_LIMIT:g} s") from None
-        except OSError as error:
-            del self._new[key]
-            raise Refusal(507, "storage", f"it cannot be saved: {error.strerror or error}") from None
-        self._take(life, line)
-        return life
-
-    async def _checked(self, wish: Callable[[], Wish]) -> Wish:
-        """The wish, unless the service is to end before it is checked. Raises Refusal."""
-        checking = asyncio.ensure_future(in_thread(wish, limit=ACCEPT_LIMIT))
-        leaving = asyncio.ensure_future(self._leaving.wait())
-        try:
-            await asyncio.wait((checking, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not checking.done():
-                raise Refusal(503, "unavailable", "the service is about to end")
-            return checking.result()
-        except TimeoutError as error:
-            raise Refusal(503, "unavailable", f"the request could not be checked: {error}") from None
-        finally:
-            checking.cancel()
-            leaving.cancel()
-
-    def _take(self, life: Life, line: Line) -> None:
-        """It is on the disk."""
-        del self._new[life.key]
-        life.restore([line])
-        self._lives[life.key] = life
-        if life.state.given:
-            self._given[life.state.given] = life.key
-        self._changed(life, Kept())
-
-    def _came_late(self, life: Life, written: asyncio.Future[Line]) -> None:
-        """One that was refused because it was not on the disk in time is there now: it is withdrawn."""
-        if written.cancelled() or written.exception() is not None:
-            del self._new[life.key]
-            return
-        self._take(life, written.result())
-        if life.state.kind != "followed":  # to be looked at harms nobody
-            life.hear(ev.StopAsked("stop"))
-
-    def _free_key(self) -> str:
-        while True:
-            key = f"a{secrets.token_hex(4)}"
-            if key not in self._lives and key not in self._new:
-                return key
+        asked = {"jobid": jobid, "cluster": cluster}
+        return self._answer(await self._accepting.accept(None, asked, lambda: wish, name))
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
@@ -398,7 +305,7 @@ class Holder:
             return (own or named)[0]
         raise Refusal(404, "not_found", f"no allocation {name!r} is known here")
 
-    async def stop(self, name: str, how: Literal["stop", "cancel"], idempotent: bool = True) -> Allocation:
+    async def stop(self, name: str, how: Literal["stop", "cancel"]) -> Allocation:
         """See `interface.Answering`. An allocation without a job is withdrawn, either way; one whose job, or task, has
         not begun is stopped as soon as its engine is there."""
         life = self._life(name)
@@ -412,8 +319,6 @@ class Holder:
             raise Refusal(409, "conflict", "its job was not submitted here: only who made it cancels it")
         over = life.ended or life.state.verdict or (task and life.state.is_over(task))
         if over or life.state.asked(task) in (how, "cancel"):
-            if not idempotent:
-                raise Refusal(409, "conflict", "it has ended" if life.ended else "that was asked for already")
             return self._answer(life, task)
         if how == "stop" and life.state.kind == "followed" and not life.state.has_engine(task):
             job = task or life.state.jobid
@@ -465,11 +370,3 @@ def _task(life: Life, name: str) -> str:
     of them."""
     whole = name == life.key or unit_of(name) in map(unit_of, life.state.jobs)
     return "" if whole else unit_of(name)
-
-
-async def _outcome(accepting: Any) -> Any:
-    """What goes wrong with one request is its answer: it must not end the holder's task group."""
-    try:
-        return await accepting
-    except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
-        return error

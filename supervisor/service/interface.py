@@ -125,7 +125,7 @@ class Answering(Protocol):
     async def follow(self, jobid: str, cluster: str | None) -> Allocation:
         """Take a job that runs already, or has ended, into the book: to follow, verify and collect."""
 
-    async def stop(self, name: str, how: Literal["stop", "cancel"], idempotent: bool = True) -> Allocation:
+    async def stop(self, name: str, how: Literal["stop", "cancel"]) -> Allocation:
         """Ask for an orderly end of its engine (of an array, of each task's), or (cancel: only what was submitted here)
         scancel of its job. Where the name is that of an array's task, of that task alone."""
 

@@ -191,15 +191,14 @@ class ServedRun:
     def _cannot(self, what: str) -> NoReturn:
         raise Refusal(501, "unsupported", f"a run that answers for itself cannot {what}: ask allocd, on a login node")
 
-    async def stop(self, name: str, how: Literal["stop", "cancel"], idempotent: bool = True) -> Allocation:
-        """An orderly end. Asking once more changes nothing, unless it is not `idempotent`: then nothing has any grace
-        left."""
+    async def stop(self, name: str, how: Literal["stop", "cancel"]) -> Allocation:
+        """An orderly end. Asking once more changes nothing."""
         found = self.find(name)
         if how == "cancel":
             raise Refusal(501, "unsupported", f"a run does not cancel its own job: scancel {found.jobid}, or `stop`")
         if found.state == "ended":
             raise Refusal(409, "conflict", f"{found.key} has ended already")
-        if not (idempotent and found.stopping):
+        if not found.stopping:
             self._run.request_stop(ASKED)
         return self.find(name)
 

@@ -122,7 +122,7 @@ class World:
         await self.tell(made.key, "accepted")
         return made
 
-    async def stop(self, name: str, how: Literal["stop", "cancel"], idempotent: bool = True) -> Allocation:
+    async def stop(self, name: str, how: Literal["stop", "cancel"]) -> Allocation:
         found = self.find(name)
         await self.tell(found.key, "stopping", how=how)
         return self.change(found.key, stopping=how)
