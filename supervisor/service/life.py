@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -26,29 +25,25 @@ from supervisor.core import codes, duties, keeping
 from supervisor.core import kept_events as ev
 from supervisor.core.duties import PAUSES, Duty
 from supervisor.core.events import Event as KeptEvent
-from supervisor.core.fields import PlanErrors
 from supervisor.core.kept import HELD, Kept, unit_of
-from supervisor.core.sbatch_options import Misfit
 from supervisor.core.state import RunState
-from supervisor.core.submission import SCRIPT, Order
+from supervisor.core.submission import SCRIPT
 from supervisor.loop.flag import Flag
 from supervisor.loop.threads import in_thread
 from supervisor.runs.copies import LIMIT, copy_file, copy_run
-from supervisor.runs.ordering import Terms
 from supervisor.runs.papers import Unreadable
-from supervisor.runs.plans import plan_of
 from supervisor.runs.registry import job_receipt, register_job
 from supervisor.runs.waiting import first_error
-from supervisor.scheduler.directories import Locked
 from supervisor.scheduler.ours import strangers
-from supervisor.scheduler.submit import Stop, Submitted
-from supervisor.service.book import FULL, PLAN, REQUEST, Book
+from supervisor.scheduler.submit import Stop
+from supervisor.service.book import Book
 from supervisor.service.following import Following
 from supervisor.service.found import Line
-from supervisor.service.interface import AdoptRequest, Allocation, Document, Event
+from supervisor.service.interface import Allocation, Document, Event
 from supervisor.service.shelf import allocation_of
+from supervisor.service.starting import Starting, sentence
 from supervisor.service.telling import event_of
-from supervisor.service.world import NotStarted, World
+from supervisor.service.world import World
 
 FILES: Final = 60.0  # seconds for small files
 SIGNALS: Final = 8  # engines that are told to stop at the same time: each call may last its whole deadline
@@ -80,6 +75,7 @@ class Life:
         self._slots: dict[str, tuple[Duty, asyncio.Task[None]]] = {}
         self._done: dict[str, Duty] = {}  # by slot: what was begun last
         self._stop = Stop()
+        self._starting = Starting(self, book, world, self._stop)
         self._hurried = Flag()
         self._kept = Flag()  # its end is on the disk
 
@@ -156,7 +152,7 @@ class Life:
 
     def tidy_up(self) -> None:
         """Remove what is of no use after its end. Blocks; raises nothing."""
-        self._forget_request()
+        self._starting.forget_request()
         if self.state.kind == "adopted":
             self._world.engines.forget(self.key)
 
@@ -205,7 +201,7 @@ class Life:
                 self._trouble(str(error))
             except Exception as error:  # noqa: BLE001 - a fault in here must not take the other allocations along
                 unread = ""
-                self._trouble(_sentence(error))
+                self._trouble(sentence(error))
             tries += 1
             await self._pause(PAUSES[min(tries, len(PAUSES)) - 1])
         self._done.pop(duty.slot, None)  # it was not done, and may be wanted once more
@@ -213,13 +209,13 @@ class Life:
     def _do(self, duty: Duty) -> Coroutine[Any, Any, None]:
         match duty:
             case duties.Submit():
-                return self._submit()
+                return self._starting.submit()
             case duties.Settle():
-                return self._settle(duty.directory)
+                return self._starting.settle(duty.directory)
             case duties.Hurry():
                 return self._hurry()
             case duties.Start():
-                return self._start()
+                return self._starting.start()
             case duties.Follow():
                 return self._follow()
             case duties.Attend():
@@ -231,6 +227,10 @@ class Life:
             case duties.Copy():
                 return self._copy()
         raise TypeError(f"nobody can carry out {duty!r}")
+
+    async def _hurry(self) -> None:
+        self._hurried.set()
+        self._stop.ask()
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but for nobody who is in a hurry."""
@@ -244,91 +244,7 @@ class Life:
         if text != self.state.trouble and self.state.phase in keeping.OPEN:
             self.hear(ev.Troubled(text))
 
-    # --- submitting ---------------------------------------------------------------------------------------------------
-
-    async def _submit(self) -> None:
-        try:
-            text, terms, order = await in_thread(self._order, limit=FILES, place=self.key)
-        except (PlanErrors, Misfit) as error:  # accepted by another version
-            await self.hear(ev.SubmissionBegun(""))
-            await self.hear(ev.SubmissionEnded("refused", words=str(error)))
-            return
-        if self.ended:
-            return
-        await self.hear(ev.SubmissionBegun(order.directory))
-        if self.state.stopping:
-            await self.hear(ev.SubmissionEnded("absent", words="cancelled before sbatch was run"))
-            return
-        submitter = self._world.submitter(terms.environ, self._stop)
-        try:
-            done = await submitter.submit(order, text)
-        except OSError as error:  # its directory cannot be made
-            outcome = "unreached" if error.errno in (*FULL, errno.ETIMEDOUT, errno.EAGAIN) else "refused"
-            await self.hear(ev.SubmissionEnded(outcome, words=f"nothing was submitted: {_sentence(error)}"))
-            return
-        await self.hear(answer_of(done))
-
-    def _asked(self) -> tuple[str, Document]:
-        """In a thread: the plan, and how it was asked for."""
-        return self._book.read_file(self.key, PLAN), json.loads(self._book.read_file(self.key, REQUEST))
-
-    def _order(self) -> tuple[str, Terms, Order]:
-        """In a thread: the plan, on which terms it is to be submitted, and the order for this time. The place where its
-        directory will be is there then: one that is missing later is a file system that is away. Raises PlanErrors,
-        Misfit."""
-        text, asked = self._asked()
-        terms = Terms(**{**asked, "options": tuple(asked["options"])})
-        try:
-            os.makedirs(terms.base, exist_ok=True)
-        except OSError as error:
-            if error.errno in FULL:
-                raise
-            raise Misfit(f"{terms.base} cannot be made: {error.strerror or error}") from None
-        return text, terms, terms.order(plan_of(text, PLAN, terms.environ))
-
-    async def _settle(self, directory: str) -> None:
-        submitter = self._world.submitter(self._world.environ(), self._stop)
-        try:
-            done = await submitter.settle(directory) if directory else None
-        except Locked:
-            await self.hear(ev.SubmissionEnded("unknown", words="another process is about to settle it"))
-            return
-        except ValueError as error:
-            await self.hear(ev.SubmissionEnded("unknown", words=str(error)))
-            return
-        base = os.path.dirname(directory)
-        if done is not None:
-            await self.hear(answer_of(done))
-        elif directory and not await in_thread(os.path.isdir, base, limit=FILES, place=self.key):
-            await self.hear(ev.SubmissionEnded("unknown", words=f"{base} is not there: is its file system away?"))
-        else:
-            await self.hear(ev.SubmissionEnded("unreached", words="sbatch was not run"))
-
-    def _forget_request(self) -> None:
-        """In a thread: it holds variables of the caller's, and is of no use any more."""
-        with suppress(OSError):
-            self._book.remove_file(self.key, REQUEST)
-
-    async def _hurry(self) -> None:
-        self._hurried.set()
-        self._stop.ask()
-
     # --- engines of ours ----------------------------------------------------------------------------------------------
-
-    async def _start(self) -> None:
-        """The same key never starts two engines: whether one was begun before makes no difference here. After a stop
-        was asked for none is started; one that is on its way is waited for, and then stopped."""
-        _, asked = await in_thread(self._asked, limit=FILES, place=self.key)
-        if not self.state.begun:
-            await self.hear(ev.EngineBegun())
-        try:
-            engine = await self._world.engines.start(self.key, AdoptRequest(**asked), wanted=not self.state.stopping)
-        except NotStarted as error:
-            await self.hear(ev.EngineRefused(error.code, error.words))
-        else:
-            await self.hear(ev.EngineStarted(engine.run_id, engine.run_dir, engine.pid, engine.unit))
-            with suppress(OSError):
-                await in_thread(self._forget_request, limit=FILES)
 
     async def _attend(self) -> None:
         """It ends when nothing of it is left in the job."""
@@ -357,7 +273,7 @@ class Life:
         """In a thread: the submission is found by its jobs' ids from now on, and how it was asked for is of no use."""
         for jobid in self.state.jobs:
             register_job(jobid, self.state.directory)
-        self._forget_request()
+        self._starting.forget_request()
 
     async def _cancel(self, jobs: tuple[str, ...]) -> None:
         """Ids come again, and Slurm may have been away for long."""
@@ -419,18 +335,6 @@ class Life:
         return trouble
 
 
-def answer_of(done: Submitted) -> ev.SubmissionEnded:
-    """What came of a submission, as the book has it."""
-    submission = done.submission
-    words = submission.words + (f"; {done.trouble}" if done.trouble else "")
-    if submission.state == "submitted" and submission.jobid:
-        jobs = list(done.several) or [submission.jobid]
-        return ev.SubmissionEnded("submitted", jobs, submission.cluster or "", words)
-    if submission.state == "refused":
-        return ev.SubmissionEnded("refused" if done.reached else "unreached", words=words)
-    return ev.SubmissionEnded("absent" if submission.state == "absent" else "unknown", words=words)
-
-
 def unverifiable(why: str) -> ev.Sealed:
     """The verdict about a run whose files cannot be understood."""
     verdict = {
@@ -455,9 +359,3 @@ def rank_documents(run: RunState | None) -> tuple[Document, ...]:
         }
         for rank in (run.ranks if run else ())
     )
-
-
-def _sentence(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return f"{type(error).__name__}: {error}"

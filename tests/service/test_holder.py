@@ -37,6 +37,7 @@ from supervisor.service.holder import STOP_LIMIT, Holder
 from supervisor.service.interface import AdoptRequest, Allocation, Event, Refusal, SubmitRequest
 from supervisor.service.life import Life, utc_now
 from supervisor.service.settings import Settings
+from supervisor.service.starting import Starting
 from supervisor.service.wishes import submission
 from supervisor.service.world import Engines, NotStarted, World
 from tests.fake_slurm import FakeSlurm
@@ -189,7 +190,7 @@ async def test_one_slow_file_or_lost_book_ends_nothing_else(site: Site, monkeypa
                 while holder._lives[lost.key].state.verdict is None:  # noqa: ASYNC110 - told by nobody
                     await asyncio.sleep(0.005)
         with monkeypatch.context() as patch:
-            patch.setattr(Life, "_forget_request", lambda _: hangs.wait(20))
+            patch.setattr(Starting, "forget_request", lambda _: hangs.wait(20))
             patch.setattr(Life, "_register", lambda _: None)
             slow = await holder.submit(site.request(), None)
             await site.until(holder, slow.key, "ended")
