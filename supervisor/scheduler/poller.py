@@ -97,6 +97,11 @@ class Follow:
         self._changed = changed
         self._ended = Flag()
 
+    @property
+    def lives(self) -> bool:
+        """Whether squeue showed it last as one that neither ends nor has ended."""
+        return self.row is not None and self.row.state.phase not in ("ending", "ended")
+
     async def end(self) -> Truth:
         """The truth about the job's end, or the doubt that lasted too long; waits for it. Any number may wait."""
         await self._ended.wait()
@@ -109,13 +114,12 @@ class Follow:
         self._poller.forget(self)
 
     def show(self, seen: Seen) -> bool:
-        """Take note of what is seen now; whether that is a change (which the follower is told)."""
+        """Take note of what is seen now, and tell the follower of a change. Returns whether the job has changed: that
+        Slurm cannot be asked, or answers again, is no reason to ask it more often."""
         before, self.seen = self.seen, seen
-        if replace(before, at="") == replace(seen, at=""):
-            return False
-        if self._changed is not None:
+        if self._changed is not None and replace(before, at="") != replace(seen, at=""):
             self._changed(seen)
-        return True
+        return replace(before, at="", trouble="") != replace(seen, at="", trouble="")
 
     def settle(self, truth: Truth) -> None:
         """The end, once."""
@@ -268,16 +272,14 @@ class Poller:
         """Take in what squeue shows of a job; whether that is a change."""
         now = self._clock()
         f.row, f.row_at = row, now
-        if row is None:
-            changed = f.show(replace(f.seen, at=at, trouble=""))
-        else:
-            changed = f.show(Seen(row.state.word, row.reason, row.restarts, at))
-        if row is None or row.state.phase in ("ending", "ended"):
-            f.due = now
-        else:
+        if f.lives:
             f.inquiry.lived(now)
-            f.due = None if row.restarts in (None, f.incarnation) else now
-        return changed
+        asks = not f.lives or (row is not None and row.restarts not in (None, f.incarnation))
+        f.due = now if asks else None
+        trouble = f.seen.trouble if asks else ""  # the other books' words: they are asked now, and say whether it lasts
+        if row is None:
+            return f.show(replace(f.seen, at=at, trouble=trouble))
+        return f.show(Seen(row.state.word, row.reason, row.restarts, at, trouble))
 
     async def _examine(self, due: Sequence[Follow]) -> None:
         """Read both books about these jobs, accounting's in one call."""
@@ -319,6 +321,8 @@ class Poller:
             f.incarnation = f.seen.restarts
             if changed:
                 self.hasten()
+        elif f.inquiry.heard == "silence" and f.lives and not self._failing:
+            f.due = f.incarnation = None  # its record is asked for again with squeue's next round
         else:
             f.incarnation = None
             f.due = self._later(f.inquiry.pause)

@@ -302,6 +302,37 @@ async def test_a_controller_that_is_away_costs_one_question_a_round_and_ever_few
     assert "did not answer within 5 s" in troubles[1]
 
 
+def troubles(stage: Stage, jobid: str) -> list[bool]:
+    """Whether Slurm could be asked, as the follower was told; repetitions left out."""
+    return [bad for bad, _ in itertools.groupby(bool(seen.trouble) for _, seen in stage.told[jobid])]
+
+
+@pytest.mark.parametrize("state", ["COMPLETING", "RUNNING"])
+async def test_an_accounting_that_is_away_makes_nobody_ask_more_often(state: str) -> None:
+    ending = [Moment(10, state, restarts=1), Moment(610, "FAILED", "3:0", restarts=1)]
+    slurm = Slurm({"7": job((0, "RUNNING"), *ending)}, accounting_away=span((0, 600)))
+    truths, stage = await follow_all(slurm)
+    assert truths["7"].code == 3
+    asked = [at for at, _, _ in slurm.asked if 15 <= at < 600]
+    assert len(asked) < 3 * (600 / PACE.slow + 10)
+    assert troubles(stage, "7") in ([False, True, False], [False, True, False, True, False])
+
+
+async def test_a_scontrol_that_is_away_while_squeue_shows_life_makes_nobody_ask_more_often() -> None:
+    slurm = Slurm({"7": job((0, "RUNNING"), Moment(10, "RUNNING", restarts=1), Moment(600, "FAILED", "3:0", 1))})
+    whole = slurm.show_job
+
+    async def show_job(jobid: str) -> Answer:
+        good = await whole(jobid)
+        return answer("scontrol", jobid, stderr="Access denied", returncode=1) if slurm.now < 500 else good
+
+    slurm.show_job = show_job  # type: ignore[method-assign]
+    truths, stage = await follow_all(slurm)
+    assert truths["7"].code == 3
+    assert slurm.calls["scontrol"] < 500 / PACE.slow + 12 and len(slurm.asked) < 3 * (600 / PACE.slow + 16)
+    assert troubles(stage, "7") == [False, True, False]
+
+
 async def test_what_recovers_is_seen_by_one_squeue() -> None:
     slurm = Slurm({str(n): job((0, "RUNNING")) for n in range(1, 41)})
     slurm.controller_away = lambda at: at >= 100 and sum(asked >= 100 for asked in slurm.times("squeue")) < 5
