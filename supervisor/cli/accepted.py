@@ -29,11 +29,24 @@ class Left(Exception):
     """The waiting was left, by a signal or at its deadline; what is waited for goes on."""
 
 
-def hand_over(daemon: Daemon, target: str, body: Document) -> Document:
-    """Have a plan accepted; what is None in the body is left out. Raises NobodyThere when nothing was asked,
-    NobodyAnswers when it is not known whether it was accepted, Refused."""
+class Interrupted(Exception):
+    """Somebody left before there was an answer; the message says what is known."""
+
+
+def hand_over(daemon: Daemon, target: str, body: Document, interrupts: Interrupts) -> Document:
+    """Have a plan accepted; what is None in the body is left out. Raises NobodyThere and Absent when nothing was asked,
+    NobodyAnswers when it is not known whether it was accepted, Interrupted, Refused."""
     body = {name: value for name, value in body.items() if value is not None}
-    return daemon.create(target, body, secrets.token_hex(16))
+    known = "allocd was not asked for anything"
+    interrupts.raises = True
+    try:
+        daemon.greet()
+        known = "allocd had not answered, and may have accepted it: `allocctl list` tells"
+        return daemon.create(target, body, secrets.token_hex(16))
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted: {known}") from None
+    finally:
+        interrupts.raises = False
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, str] | None:
@@ -129,9 +142,9 @@ def _waited(
         except KeyboardInterrupt:
             if cancelled or not options.cancel:
                 raise
-            interrupts.raises = False
-            daemon.ask("POST", f"{allocation(held['key'])}/stop", {"how": "cancel"}, CANCEL_LIMIT)
             cancelled = True
+            say(f"{names_of(held)} is to be cancelled (interrupt again to leave)")
+            daemon.ask("POST", f"{allocation(held['key'])}/stop", {"how": "cancel"}, CANCEL_LIMIT)
             say(f"{names_of(held)} is being cancelled")
 
 

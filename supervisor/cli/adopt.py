@@ -85,11 +85,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _through_daemon(args: argparse.Namespace, plan: str, interrupts: Interrupts) -> int | None:
     """Have allocd start the engine. The exit code; None when nobody was there. Raises OSError."""
-    from supervisor.cli.daemon import daemon_at
+    from supervisor.cli.daemon import Absent, daemon_at
 
     if args.direct or (daemon := daemon_at(args)) is None:
         return None
-    from supervisor.cli.accepted import Left, carried, ended, follow, hand_over, has_job, wait_for_held
+    from supervisor.cli.accepted import Interrupted, Left, carried, ended, follow, hand_over, has_job, wait_for_held
     from supervisor.cli.asking import NobodyAnswers, NobodyThere, Refused
     from supervisor.cli.daemon import code_of, names_of
     from supervisor.cli.wait import Options
@@ -103,7 +103,7 @@ def _through_daemon(args: argparse.Namespace, plan: str, interrupts: Interrupts)
     options = Options(json=args.json, quiet=args.quiet)
     held = None
     try:
-        held = hand_over(daemon, "/v1/adoptions", body)
+        held = hand_over(daemon, "/v1/adoptions", body, interrupts)
         interrupts.raises = True
         held = follow(daemon, held, has_job, say=(lambda text: None) if args.quiet else complain)
     except NobodyThere as error:
@@ -115,7 +115,9 @@ def _through_daemon(args: argparse.Namespace, plan: str, interrupts: Interrupts)
         return refuse(args, text, codes.INTERRUPTED)
     except NobodyAnswers as error:
         return refuse(args, f"it may have been accepted (`allocctl list`): {error}", codes.UNVERIFIABLE)
-    except Refused as error:
+    except Interrupted as error:
+        return refuse(args, error, codes.CANCELLED)
+    except (Absent, Refused) as error:
         return refuse(args, f"nothing was started: {error}", code_of(error))
     finally:
         interrupts.raises = False

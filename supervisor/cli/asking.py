@@ -13,6 +13,7 @@ from typing import Any, Final
 from supervisor.service.sockets import NAME, Peer, peer_of, runtime_directory
 
 LIMIT: Final = 30.0  # seconds for an answer
+CONNECT_LIMIT: Final = 5.0  # seconds to connect: one whose queue is full is there
 
 
 class NobodyAnswers(Exception):
@@ -63,7 +64,7 @@ def listener(path: str) -> Peer | None:
     """Who made the socket listen; None when nobody does. (Behind a socket unit that is systemd, whoever answers.) It is
     not asked anything, but systemd starts what is to answer."""
     try:
-        with _connected(path, LIMIT) as way:
+        with _connected(path, CONNECT_LIMIT) as way:
             return peer_of(way)
     except OSError:
         return None

@@ -104,21 +104,42 @@ class Daemon:
                 return
             page = self.ask("GET", f"/v1/allocations?{'&'.join([*query, 'after=' + page['next']])}")
 
+    def greet(self) -> None:
+        """See that it answers, before it is asked for what nobody may ask for twice. Raises NobodyThere, and Absent
+        when it stays silent: nothing was asked for then."""
+        from supervisor.cli.asking import NobodyAnswers, NobodyThere, Refused
+        from supervisor.cli.output import complain
+
+        try:
+            try:
+                self.who()
+            except NobodyThere:
+                raise
+            except NobodyAnswers as error:
+                complain(f"{error}; it is asked again for {AWAY:g} s (^C leaves)")
+                self.again(self.who)
+        except NobodyThere:
+            raise
+        except NobodyAnswers as error:
+            raise Absent(f"{error} (`--direct` goes without allocd)") from None
+        except Refused:
+            return  # it is there, and says itself what it will not do
+
     def create(self, target: str, body: Document, key: str) -> Document:
         """Ask for a new allocation. The answer may be lost, and is asked for again: by `key` it is the same one. Raises
         NobodyThere when nothing was asked, NobodyAnswers when it is not known whether it was accepted, Refused."""
         from supervisor.cli.asking import NobodyAnswers, NobodyThere
 
-        def ask() -> Document:
-            return dict(self.ask("POST", target, body, NEW_LIMIT, Idempotency_Key=key))
+        def ask(limit: float) -> Document:
+            return dict(self.ask("POST", target, body, limit, Idempotency_Key=key))
 
         try:
-            return ask()
+            return ask(NEW_LIMIT)
         except NobodyThere:
             raise
         except NobodyAnswers:
             time.sleep(PAUSE)
-            return self.again(ask)
+            return self.again(lambda: ask(AWAY))
 
     def again(self, ask: Callable[[], T]) -> T:
         """An answer of one who has answered before: while it is away it is waited for, and asked again. Raises

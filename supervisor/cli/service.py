@@ -16,6 +16,7 @@ import argparse
 import os
 import select
 import signal
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -23,13 +24,13 @@ from typing import Any, Final
 
 from supervisor.cli import units
 from supervisor.cli.arguments import seconds
-from supervisor.cli.asking import NobodyAnswers, Refused, ask, socket_path
-from supervisor.cli.daemon import with_hosts
+from supervisor.cli.asking import NobodyAnswers, Refused, ask, listener, socket_path
+from supervisor.cli.daemon import LOOK_LIMIT, NEW_LIMIT, with_hosts
 from supervisor.cli.installing import install, uninstall
 from supervisor.cli.manager import NO_MANAGER, Failed, Told, engines, tell_of_logout, user_manager
 from supervisor.cli.output import refuse, sentence
 from supervisor.core import codes
-from supervisor.service.place import Owner, owners
+from supervisor.service.place import Owner, boot_id, owners, process_start
 
 END_LIMIT: Final = 60.0  # seconds for a daemon without a unit to end
 PAUSE: Final = 0.5  # seconds between looks at runs that end
@@ -80,27 +81,27 @@ def _status(args: argparse.Namespace, told: Told) -> int:
     manager, path, by_hand = user_manager(), socket_path(os.environ), _by_hand()
     shown = {} if manager is None else {unit: manager.show(unit) for unit in units.UNITS}
     states = {unit: show.get("ActiveState", "unknown") for unit, show in shown.items()}
+    waits = states.get(units.SOCKET) == "active" and states[units.SERVICE] in ("inactive", "failed")
+    health, held = (None, "") if waits else _health(path)
     for unit, show in shown.items():
-        told.say(f"{unit}: {_how(show)}")
+        told.say(f"{unit}: {_how(show, answers=health is not None)}")
     if manager is None:
         told.say(NO_MANAGER)
-    waits = states.get(units.SOCKET) == "active" and states[units.SERVICE] in ("inactive", "failed")
-    health = None
-    if waits:
-        told.say(f"{path}: systemd starts the daemon for the first who connects")
-    else:
-        health = _health(path, told)
+    told.say(f"{path}: systemd starts the daemon for the first who connects" if waits else held)
+    for text in (health or {}).get("wrong") or ():
+        told.say(f"wrong: {text}")
     for owner in owners(os.environ):
         if owner.alive is None:
             told.say(f"another daemon of yours is on {owner.host}, since {owner.since}: ask that one there")
-    if by_hand is not None:
-        told.say(f"a daemon without a unit: process {by_hand.pid}, since {by_hand.since}")
+    for owner in by_hand:
+        told.say(f"a daemon without a unit: process {owner.pid}" + (f", since {owner.since}" if owner.since else ""))
     told.document.update({"units": shown or None, "socket": path, "waits": waits, "health": health})
     tell_of_logout(told)
     return codes.OK if waits or health is not None else codes.UNREACHABLE
 
 
-def _how(show: Mapping[str, str]) -> str:
+def _how(show: Mapping[str, str], *, answers: bool) -> str:
+    """A unit in a line. What the daemon told systemd last is some seconds old, and left out where it `answers`."""
     if show.get("LoadState") == "not-found":
         return "not installed (`allocctl service install`)"
     words = [f"{show.get('ActiveState')} ({show.get('SubState')})"]
@@ -110,38 +111,46 @@ def _how(show: Mapping[str, str]) -> str:
         words.append(f"result {show['Result']}: `journalctl --user -u allocd` tells why")
     if show.get("Result") in GIVEN_UP:
         words.append("once that is put right, `allocctl service install` has it tried again")
-    words += [f"restarted {show['NRestarts']} times"] if show.get("NRestarts", "0") != "0" else []
-    words += [f'"{show["StatusText"]}"'] if show.get("StatusText") else []
+    often = {"0": "", "1": "restarted once"}.get(show.get("NRestarts", "0"), f"restarted {show.get('NRestarts')} times")
+    words += [often] if often else []
+    words += [f'"{show["StatusText"]}"'] if show.get("StatusText") and not answers else []
     return ", ".join(words)
 
 
-def _health(path: str, told: Told) -> Any:
+def _health(path: str) -> tuple[dict[str, Any] | None, str]:
+    """How who answers is, and a sentence: about that, or why nobody does."""
     try:
-        health = ask(path, "GET", "/v1/health")
+        health = ask(path, "GET", "/v1/health", limit=LOOK_LIMIT)
     except (NobodyAnswers, Refused) as error:
-        told.say(str(error))
-        return None
+        return None, str(error)
     counts = health.get("allocations") or {}
-    held = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"
-    told.say(f"allocd {health.get('version')}, process {health.get('pid')}, since {health.get('since')}: {held}")
-    for text in health.get("wrong") or ():
-        told.say(f"wrong: {text}")
-    return health
+    held = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no allocations"
+    text = f"allocd {health.get('version')}, process {health.get('pid')}, since {health.get('since')}: {held}"
+    return health, text
 
 
 # --- stop, reload -----------------------------------------------------------------------------------------------------
 
 
-def _by_hand() -> Owner | None:
-    """The daemon that runs on this host in no unit."""
+def _by_hand() -> list[Owner]:
+    """The daemons that run on this host in no unit: the one that holds the state that is meant here, and the one that
+    answers here, for that may have been started with other variables, or its state may be gone."""
     manager = user_manager()
     unit = "0" if manager is None else manager.show(units.SERVICE).get("MainPID", "0")
-    return next((owner for owner in owners(os.environ) if owner.alive and str(owner.pid) != unit), None)
+    found = [owner for owner in owners(os.environ) if owner.alive]
+    systemds = manager is not None and manager.active(units.SOCKET)  # it listens, whoever answers
+    peer = None if systemds else listener(socket_path(os.environ))
+    if peer is not None and peer.pid not in (0, *(owner.pid for owner in found)):  # 0: of another container
+        found.append(Owner(socket.gethostname(), boot_id(), peer.pid, process_start(peer.pid) or 0, ""))
+    return [owner for owner in found if str(owner.pid) != unit]
 
 
 def _stop(args: argparse.Namespace, told: Told) -> int:
     manager, by_hand = user_manager(), _by_hand()
     in_unit = manager is not None and manager.active(units.SERVICE)
+    for owner in filter(_suspended, by_hand):
+        who = f"the daemon, process {owner.pid}, is suspended (SIGSTOP, or ^Z) and cannot end in order"
+        raise Failed(f"{who}: `kill -CONT {owner.pid}` lets it go on", codes.UNREACHABLE)
     if args.with_runs and (in_unit or by_hand or (manager is not None and manager.active(units.SOCKET))):
         _end_runs(args.limit, told)
     elif args.with_runs:
@@ -150,12 +159,12 @@ def _stop(args: argparse.Namespace, told: Told) -> int:
         manager.do("stop", *units.UNITS)
         again = "`systemctl --user start allocd.socket` lets it wait again, and so does your next login"
         told.say(f"the daemon {'was stopped' if in_unit else 'did not run'}, and nothing waits for it: {again}")
-    if by_hand is not None:
-        _end(by_hand)
-        told.say(f"the daemon, process {by_hand.pid}, was stopped")
+    for owner in by_hand:
+        _end(owner)
+        told.say(f"the daemon, process {owner.pid}, was stopped")
     if not told.sentences:
         told.say(with_hosts("no daemon runs here"))
-    told.document.update({"stopped": in_unit or by_hand is not None})
+    told.document.update({"stopped": in_unit or bool(by_hand)})
     return codes.OK
 
 
@@ -167,7 +176,7 @@ def _end_runs(limit: float, told: Told) -> None:
         for key in alive:
             if key not in asked:
                 asked.add(key)
-                ask(path, "POST", f"/v1/allocations/{key}/stop", {"how": "stop"})
+                ask(path, "POST", f"/v1/allocations/{key}/stop", {"how": "stop"}, NEW_LIMIT)
                 told.say(f"{key}: asked to end")
         if time.monotonic() > deadline:
             raise Failed(
@@ -208,6 +217,14 @@ def _end(owner: Owner) -> None:
         raise Failed(f"the daemon, process {owner.pid}, has not ended within {END_LIMIT:g} s", codes.DEADLINE)
 
 
+def _suspended(owner: Owner) -> bool:
+    try:
+        with open(f"/proc/{owner.pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[:1] == [b"T"]
+    except OSError:
+        return False
+
+
 def _signal(owner: Owner, number: signal.Signals, limit: float = 0.0) -> bool:
     """To that process, not to one that has its number now. Returns whether it ends within a limit. Raises OSError."""
     try:
@@ -229,10 +246,10 @@ def _reload(args: argparse.Namespace, told: Told) -> int:
     if manager is not None and manager.active(units.SERVICE):
         manager.do("reload", units.SERVICE)
         told.say("the daemon reads its settings again: `journalctl --user -u allocd` tells what came of it")
-    elif by_hand is not None:
-        _signal(by_hand, signal.SIGHUP)
-        told.say(f"the daemon, process {by_hand.pid}, reads its settings again: its log tells what came of it")
-    else:
+    for owner in by_hand:
+        _signal(owner, signal.SIGHUP)
+        told.say(f"the daemon, process {owner.pid}, reads its settings again: its log tells what came of it")
+    if not told.sentences:
         raise Failed(with_hosts("no daemon runs here: it reads its settings when it starts"), codes.UNREACHABLE)
     return codes.OK
 

@@ -175,11 +175,11 @@ async def _submit(made: Made, interrupts: Interrupts) -> Submitted | None:
 def _through_daemon(args: argparse.Namespace, made: Made, interrupts: Interrupts) -> int | None:
     """Hand the plan over to allocd. The exit code; None when nobody was there. An earlier submission of the same plan
     that is in doubt is settled first. Raises OSError, and KeyboardInterrupt when nothing was asked for."""
-    from supervisor.cli.daemon import daemon_at
+    from supervisor.cli.daemon import Absent, daemon_at
 
     if args.direct or (daemon := daemon_at(args)) is None:
         return None
-    from supervisor.cli.accepted import carried, hand_over
+    from supervisor.cli.accepted import Interrupted, carried, hand_over
     from supervisor.cli.asking import NobodyAnswers, NobodyThere, Refused
     from supervisor.cli.daemon import code_of
     from supervisor.core.sbatch_options import in_one_piece
@@ -201,7 +201,7 @@ def _through_daemon(args: argparse.Namespace, made: Made, interrupts: Interrupts
         "environ": environ,
     }
     try:
-        held = hand_over(daemon, "/v1/allocations", body)
+        held = hand_over(daemon, "/v1/allocations", body, interrupts)
     except NobodyThere as error:
         if args.socket:
             return refuse(args, f"nothing was submitted: {error}", codes.UNREACHABLE)
@@ -209,7 +209,9 @@ def _through_daemon(args: argparse.Namespace, made: Made, interrupts: Interrupts
     except NobodyAnswers as error:
         text = f"it may have been accepted: {error}. `allocctl list` tells, when allocd answers again"
         return refuse(args, text, codes.UNVERIFIABLE)
-    except Refused as error:
+    except Interrupted as error:
+        return refuse(args, error, codes.CANCELLED)
+    except (Absent, Refused) as error:
         return refuse(args, f"nothing was submitted: {error}", code_of(error))
     return _accepted(args, daemon, held, interrupts)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,17 +22,27 @@ import pytest
 
 from supervisor.cli import asking
 from supervisor.cli.accepted import hand_over
-from supervisor.cli.daemon import Daemon
+from supervisor.cli.daemon import Absent, Daemon
+from supervisor.cli.interrupts import Interrupts
 from supervisor.core import codes
 from supervisor.core.events import Event
 from supervisor.service.interface import AdoptRequest, Allocation
 from supervisor.service.place import OWNER, Owner
 from tests.service.desk import Desk
-from tests.service.running import until
+from tests.service.running import ALLOCCTL, until
 from tests.service.world import World
 from tests.unit.test_follow import end_run, make_run
 
 EVENTS = {kind.__name__ for kind in Event.__subclasses__()}
+PLAN = '''[job]
+name = "b"
+nodes = 1
+[roles.all]
+ranks = "0"
+command = ["sh", "-c", "exit 3"]
+[coordinator]
+rank = 0
+'''
 ENDED = {"outcome": "failure", "code": 7, "origin": "native", "reason": "native", "summary": "rank 0 ended with 7"}
 
 
@@ -98,8 +112,7 @@ def test_runs_are_listed_in_the_order_of_their_numbers(nobody: Desk, home: Path)
 
 def test_list_without_a_daemon(nobody: Desk, home: Path) -> None:
     path = home / "plan.toml"
-    path.write_text('[job]\nname = "b"\nnodes = 1\n[roles.all]\nranks = "0"\ncommand = ["sh", "-c", "exit 3"]\n'
-                    "[coordinator]\nrank = 0\n")  # fmt: skip
+    path.write_text(PLAN)
     assert nobody.say("run", "--local", "-q", path).code == 3
     said = nobody.say("list", "--all", "--json")
     assert said.code == 0 and "allocctl service install" in said.err
@@ -442,15 +455,86 @@ def test_an_answer_that_was_lost_is_asked_for_again(desk: Desk, monkeypatch: pyt
 
     def ask(*args: Any, **more: Any) -> Any:
         found = real(*args, **more)
-        if next(lost):
+        if args[1] == "POST" and next(lost):
             raise asking.NobodyAnswers("it went away before it had answered")
         return found
 
     monkeypatch.setattr(asking, "ask", ask)
-    held = hand_over(Daemon(desk.path), "/v1/allocations", {"plan": "x", "cwd": "/", "cluster": None})
+    body = {"plan": "x", "cwd": "/", "cluster": None}
+    held = hand_over(Daemon(desk.path), "/v1/allocations", body, Interrupts())
     assert held["key"] == "a1"
     monkeypatch.undo()
     assert [item.key for item in desk.world.allocations()] == ["a1"]
+
+
+@contextmanager
+def silence(path: str, greets: bool, then: Callable[[], object]) -> Iterator[None]:
+    """Somebody who says how it is (if it `greets`), and nothing more; `then` is called when it has been asked."""
+
+    def listen() -> None:
+        for greeting in (True, False) if greets else (False,):
+            way = listening.accept()[0]
+            ways.append(way)
+            way.recv(65536)
+            if greeting:
+                way.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 23\r\n\r\n{"pid": 1, "since": ""}')
+        then()
+
+    ways: list[socket.socket] = []
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.settimeout(10)
+        listening.bind(path)
+        listening.listen()
+        thread = threading.Thread(target=listen)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
+            for way in ways:
+                way.close()
+
+
+@pytest.mark.parametrize("greets", [False, True])
+@pytest.mark.parametrize("verb", ["submit", "adopt"])
+def test_who_hangs_is_left_at_once(
+    nobody: Desk, home: Path, short: str, verb: str, greets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = home / "plan.toml"
+    plan.write_text(PLAN + "[slurm]\n")
+    (home / "sbatch").symlink_to("/bin/true")
+    monkeypatch.setenv("ALLOCCTL", ALLOCCTL)
+    monkeypatch.setenv("PATH", f"{home}:{os.environ['PATH']}")
+    words = [verb, "--socket", f"{short}/s", *(["7"] if verb == "adopt" else []), plan]
+    with silence(f"{short}/s", greets, lambda: os.kill(os.getpid(), signal.SIGINT)):
+        begun = time.monotonic()
+        said = nobody.say(*words)
+        assert time.monotonic() - begun < 4
+    assert said.code == codes.CANCELLED, said
+    assert ("may have accepted it" if greets else "was not asked for anything") in said.err
+
+
+def test_who_does_not_answer_is_not_asked_for_anything(
+    nobody: Desk, home: Path, short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.cli.daemon.AWAY", 0.1)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{short}/s")
+        listening.listen()
+
+        def hang_up() -> None:
+            with suppress(OSError):
+                while True:
+                    listening.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        try:
+            with pytest.raises(Absent, match="--direct"):
+                hand_over(Daemon(f"{short}/s"), "/v1/allocations", {"plan": "x"}, Interrupts())
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import termios
@@ -61,6 +62,23 @@ def test_a_plan_is_submitted_by_the_daemon_and_waited_for(tmp_path: Path, slurm:
         assert "has ended already" in node.say("stop", held["jobid"]).err
         direct = node.say("submit", "--direct", "-q", node.plan)
         assert direct.code == 0 and node.say("list", "-aq").out.split() == [held["jobid"]]
+
+
+def test_the_daemon_that_answers_is_stopped_wherever_its_state_is(tmp_path: Path, slurm: FakeSlurm) -> None:
+    with Running(tmp_path, slurm) as daemon:
+        node = Node(tmp_path, slurm, daemon)
+        node.env = {**node.env, "STATE_DIRECTORY": "", "XDG_STATE_HOME": str(tmp_path / "other")}
+        who = f"process {daemon.process.pid}"
+        shown = node.say("service", "status")
+        assert shown.code == 0 and f"a daemon without a unit: {who}\n" in shown.out and "no allocations\n" in shown.out
+        assert who in node.say("service", "reload").out
+        daemon.process.send_signal(signal.SIGSTOP)
+        suspended = node.say("service", "stop", "--with-runs")
+        daemon.process.send_signal(signal.SIGCONT)
+        assert suspended.code == codes.UNREACHABLE and f"`kill -CONT {daemon.process.pid}`" in suspended.err
+        assert f"the daemon, {who}, was stopped" in node.say("service", "stop").out
+        assert daemon.process.wait(5) == 0
+        assert "no daemon runs here" in node.say("service", "stop").out
 
 
 @pytest.mark.slow
