@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 from supervisor.core import codes
 from supervisor.loop.files import read_whole
-from supervisor.runs.registry import NoSuchRun
+from supervisor.runs.registry import Ambiguous, NoSuchRun
 from supervisor.service.sockets import NAME, runtime_directory
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Daemon:
     def allocations(self, states: list[str], name: str | None = None) -> Iterator[Document]:
         """All that fit, in the order in which they were accepted. Raises NobodyAnswers, Refused."""
         query = [f"limit={PAGE}", *(f"state={state}" for state in states)]
-        query += [f"name={quote(name, safe='')}"] if name else []
+        query += [f"name={_quoted(name)}"] if name else []
         page = self.ask("GET", f"/v1/allocations?{'&'.join(query)}")
         while True:
             yield from page["allocations"]
@@ -218,7 +218,12 @@ class Daemon:
 
 def allocation(name: str) -> str:
     """The path of an allocation, or of one by that name."""
-    return f"/v1/allocations/{quote(name, safe='')}"
+    return f"/v1/allocations/{_quoted(name)}"
+
+
+def _quoted(text: str) -> str:
+    """What was typed, whatever bytes that are."""
+    return quote(text, safe="", errors="surrogateescape")
 
 
 # --- finding one ------------------------------------------------------------------------------------------------------
@@ -234,7 +239,7 @@ def daemon_at(args: argparse.Namespace) -> Daemon | None:
 
 def holder(args: argparse.Namespace, name: str | None) -> tuple[Daemon, Document] | None:
     """Who holds the allocation with that name, and how it is; None where nobody does, or nobody answers who was not
-    named. Raises Absent."""
+    named. Raises Absent, Ambiguous."""
     from supervisor.cli.output import complain
 
     if not name or not _NAME.fullmatch(name) or (daemon := daemon_at(args)) is None:
@@ -244,6 +249,8 @@ def holder(args: argparse.Namespace, name: str | None) -> tuple[Daemon, Document
     try:
         document = daemon.find(name)
     except Refused as error:
+        if error.problem.get("kind") == "conflict":
+            raise Ambiguous(str(error)) from None
         if args.socket or error.status != UNAVAILABLE:
             raise Absent(f"{daemon.path} answers: {error}") from None
         complain(f"{error}: told by what is on the disk")

@@ -16,7 +16,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from supervisor.runs.registry import JOURNAL, RUN_ID, NoSuchRun
+from supervisor.runs.registry import JOURNAL, RUN_ID, NoSuchRun, refuse_ambiguous
 
 if TYPE_CHECKING:
     from supervisor.cli.daemon import Daemon, Document
@@ -32,9 +32,11 @@ def find_held(
 ) -> tuple[Daemon | None, Document] | None:
     """Who holds the allocation with that name, and how it is. Where nobody answers it is as its book tells: nobody, and
     a document whose `as_of` says when that was written. None where there is none, and for a part of its job unless
-    `parts`. Raises Absent (a NoSuchRun) when one who was named does not answer."""
+    `parts`. Raises Absent (a NoSuchRun) when one who was named does not answer, and Ambiguous."""
     if not may_be_held(args, name):
         return None
+    if name and not args.socket:
+        refuse_ambiguous(name)
     from supervisor.cli.daemon import holder
 
     if (found := holder(args, name)) is not None:

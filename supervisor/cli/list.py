@@ -1,5 +1,5 @@
-"""`allocctl list`: the allocations that allocd holds; where none answers, those that its books tell of (as of when it
-wrote last), and the runs that are known on this disk."""
+"""`allocctl list`: the allocations that allocd holds (where none answers, those that its books tell of, as of when it
+wrote last), and the other runs that are known on this disk."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from supervisor.cli.arguments import add_socket
-from supervisor.cli.daemon import Absent, Document, advice, code_of, daemon_at
+from supervisor.cli.daemon import LOOK_LIMIT, Absent, Daemon, Document, advice, code_of, daemon_at
 from supervisor.cli.output import complain, refuse, tell
 from supervisor.core import codes
 from supervisor.core.text import printable
+from supervisor.runs.registry import is_further
 from supervisor.service.interface import STATES
 
+WIDEST: Final = 240  # characters of a cell
 HEAD: Final = ("KEY", "JOB", "STATE", "SLURM", "NAME", "RUN", "")
 
 
@@ -30,7 +32,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     add_socket(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON document")
-    output.add_argument("-q", "--quiet", action="store_true", help="job ids alone, or the key of what has no job")
+    output.add_argument("-q", "--quiet", action="store_true", help="ids alone: a job's, an adopted run's, or the key")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     daemon = daemon_at(args)
     try:
         found = None if daemon is None else list(daemon.allocations(states, args.name))
+        if daemon and found is not None and not args.socket:
+            found += beside(daemon, found, states, args.name)
     except NobodyAnswers as error:
         if args.socket:
             return refuse(args, error, codes.UNREACHABLE)
@@ -56,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         tell(json.dumps({"schema_version": 1, "held": held, "allocations": found}, indent=1))
     elif args.quiet:
         for item in found:
-            tell(item["jobid"] or item["key"])
+            tell(name_of(item))
     elif found:
         tell("\n".join(table(found)))
     else:
@@ -65,12 +69,24 @@ def run(args: argparse.Namespace) -> int:
     return codes.OK
 
 
+def name_of(item: Document) -> str:
+    """By which other verbs know it: its job's id; an adopted run's own, for its job is somebody else's."""
+    run = item["kind"] == "adopted" or (item["kind"] == "run" and is_further(item["run_id"]))
+    return str(item["run_id" if run else "jobid"] or item["key"])
+
+
 def table(found: Sequence[Document], width: int = 0) -> list[str]:
     """A line for each, under a head. `width`: of a terminal, 0: whatever it takes."""
-    rows = [HEAD, *(tuple(map(printable, _row(item))) for item in found)]
+    rows = [HEAD, *(tuple(map(_cell, _row(item))) for item in found)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD) - 1)]
     texts = ("  ".join((*(cell.ljust(wide) for cell, wide in zip(row, widths, strict=False)), row[-1])) for row in rows)
     return [text.rstrip()[: width or None] for text in texts]
+
+
+def _cell(text: str) -> str:
+    """Somebody's words, as much as a line has room for: `status` and the JSON have all of them."""
+    shown = printable(text)
+    return shown if len(shown) <= WIDEST else f"{shown[: WIDEST - 3]}..."
 
 
 def _row(item: Document) -> tuple[str, ...]:
@@ -87,28 +103,62 @@ def _row(item: Document) -> tuple[str, ...]:
 def on_disk() -> Iterator[Document]:
     """What the books tell, and the runs that are in none of them."""
     from supervisor.cli.held import as_written
-    from supervisor.runs.listing import whole
     from supervisor.service.shelf import all_on_shelf
 
     held = list(map(as_written, all_on_shelf(os.environ)))
     yield from held
-    jobs = {item["jobid"] for item in held if item["kind"] != "adopted"}
-    own = {item["run_id"] for item in held}
-    yield from (item for item in runs() if item["run_id"] not in own and whole(item["jobid"]) not in jobs)
+    yield from runs(held)
 
 
-def runs() -> Iterator[Document]:
-    """The runs in the registry, as allocations."""
-    from supervisor.runs.registry import registry
+def beside(daemon: Daemon, held: Sequence[Document], states: Sequence[str], name: str | None) -> list[Document]:
+    """The runs here that allocd does not hold. `held`: some of those that it does. A file system that is away keeps
+    nobody from seeing these. Raises NobodyAnswers, Refused."""
+    import threading
+
+    found: list[Document] = []
+    looking = threading.Thread(target=lambda: found.extend(runs(held, ended="ended" in states)), daemon=True)
+    looking.start()
+    looking.join(LOOK_LIMIT)
+    if looking.is_alive():
+        complain(f"not all runs that allocd does not hold are told: the disk gave no answer within {LOOK_LIMIT:g} s")
+    fit = [item for item in tuple(found) if item["state"] in states and name in (None, item["name"])]
+    return [item for item in fit if not _holds(daemon, item)]
+
+
+def _holds(daemon: Daemon, run: Document) -> bool:
+    """Whether it holds a run, or the job that the run is of, whatever their state. Raises NobodyAnswers, Refused."""
+    from supervisor.cli.asking import Refused
+    from supervisor.runs.listing import whole
+
+    further = ".s" in run["run_id"]  # one of several in its job
+    try:
+        held = daemon.find(run["run_id"] if further else whole(run["jobid"]))
+    except Refused as error:
+        if error.problem.get("kind") != "conflict":
+            raise
+        return False  # several have that name: runs in somebody else's job, and this one is none of them
+    return held is not None and (further or held["kind"] != "adopted")
+
+
+def runs(held: Sequence[Document], *, ended: bool = True) -> Iterator[Document]:
+    """The runs in the registry that are no held allocation's, as allocations; `ended`: those with a receipt, too."""
+    from supervisor.core.layout import RUN_RECEIPT
+    from supervisor.runs.listing import whole
+    from supervisor.runs.registry import job_in, registry
     from supervisor.runs.saved import Unreadable, run_document
 
+    jobs = {item["jobid"] for item in held if item["kind"] != "adopted"}
+    own = {item["run_id"] for item in held}
     try:
-        names = [name for name in os.listdir(registry()) if "@" not in name]
+        names = [name for name in os.listdir(registry()) if "@" not in name and name not in own]
     except OSError:
         return
     for name in sorted(names, key=_in_numbers):
+        place = os.path.join(registry(), name)
+        if whole(job_in(name) or "") in jobs or (not ended and os.path.exists(os.path.join(place, RUN_RECEIPT))):
+            continue
         try:
-            document, over = run_document(os.path.realpath(os.path.join(registry(), name)))
+            document, over = run_document(os.path.realpath(place))
         except Unreadable:
             continue  # it has been removed, or is not opened yet
         lost = not over and document["alive"] is False

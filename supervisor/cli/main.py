@@ -94,6 +94,10 @@ def _verb(words: list[str]) -> int:
         args = parse(parser, words[1:])
     except SystemExit as end:  # after --help, or a wrong word
         return int(end.code or codes.OK)
+    for word, what in (("socket", "--socket"), ("run", "RUN"), ("job", "JOB")):
+        if getattr(args, word, None) == "":  # "$(cat RUN/ctl.path)" of a run that has ended is not "not given"
+            complain(f"{what} is empty: nobody and nothing has that name (leave it out for the default)")
+            return codes.UNREACHABLE
     return int(module.run(args))
 
 

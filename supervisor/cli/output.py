@@ -17,17 +17,19 @@ ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def complain(text: object) -> None:
-    """A sentence on stderr, if anybody reads there."""
+    """A sentence on stderr, if anybody reads there. What others have put into it is no command to a terminal."""
     with suppress(OSError):
-        print(f"allocctl: {text}", file=sys.stderr)
+        print("allocctl:", "\n".join(map(printable, str(text).split("\n"))), file=sys.stderr)
 
 
 def refuse(args: argparse.Namespace, error: object, code: int) -> int:
     """Say why a verb cannot do what was asked, as a document too where one was asked for. Returns the exit code. A run
     that is unknown here may be known to a daemon on another login node: that one is named."""
-    from supervisor.runs.registry import NoSuchRun
+    from supervisor.runs.registry import Ambiguous, NoSuchRun
 
-    if isinstance(error, NoSuchRun):
+    if isinstance(error, Ambiguous):
+        code = codes.CONFIG
+    elif isinstance(error, NoSuchRun):
         from supervisor.cli.daemon import with_hosts
 
         error = with_hosts(error)

@@ -15,7 +15,7 @@ from supervisor.cli.output import complain, refuse
 from supervisor.core import codes
 from supervisor.loop.files import read_whole
 from supervisor.runs.papers import RECEIPT, RUN_RECEIPT, SIZE, Unreadable, papers_of
-from supervisor.runs.registry import NoSuchRun, find_run
+from supervisor.runs.registry import Ambiguous, NoSuchRun, find_run
 
 
 class NoReceipt(Exception):
@@ -57,6 +57,8 @@ def _receipts(name: str | None) -> list[tuple[str, bytes]]:
     `_receipt`, and NoSuchRun."""
     try:
         return [_receipt(find_run(name))]
+    except Ambiguous:
+        raise
     except NoSuchRun:
         from supervisor.cli.submitted import saved_receipt, units_of
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.cli.output import end_with, refuse, sentence, tell
 from supervisor.core import codes
-from supervisor.runs.registry import register
+from supervisor.runs import registry
 
 if TYPE_CHECKING:
     from supervisor.cli.live import Printer
@@ -84,7 +84,9 @@ def _run(args: argparse.Namespace, plan: Plan, plan_text: str, start: str) -> in
     if args.dry_run:
         attempt = f"{place.attempt}.s1" if place.adopted else place.attempt
         return _dry_run(prepare.layout_for(plan, base, attempt, place.jobid, place.nodes), place.launcher, args.json)
-    prepared = prepare.prepare(*(plan, plan_text, base, place.attempt, place.jobid, place.nodes), further=place.adopted)
+    prepared = prepare.prepare(
+        *(plan, plan_text, base, place.attempt, place.jobid, place.nodes), further=place.adopted, ids=registry
+    )
     if start:
         announce(start, prepared.layout.run_dir)
     try:
@@ -123,7 +125,7 @@ def _drive(args: argparse.Namespace, prepared: Prepared, place: Place, plan_text
     from supervisor.engine.session import drive
 
     layout = prepared.layout
-    register(layout.run_id, layout.run_dir)
+    registry.register(layout.run_id, layout.run_dir)
     opening = ev.RunOpened(
         run_id=layout.run_id,
         jobid=layout.jobid,

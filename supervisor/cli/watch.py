@@ -19,7 +19,7 @@ import threading
 from typing import Any, Final
 
 from supervisor.cli.arguments import add_socket
-from supervisor.cli.daemon import Absent, Daemon, Document, advice, code_of, daemon_at, names_of, served_run
+from supervisor.cli.daemon import Absent, Daemon, Document, advice, code_of, daemon_at, names_of, served_run, standing
 from supervisor.cli.held import disk_name, find_held
 from supervisor.cli.list import table
 from supervisor.cli.output import complain, put, refuse, sentence
@@ -70,7 +70,7 @@ def _found(args: argparse.Namespace) -> tuple[Daemon, Document | None]:
         raise NobodyThere("no allocd answers here")
     held = daemon.find(name) if name else None
     if name and held is None:
-        raise Absent(f"allocd holds no {name} (`allocctl list --all` tells what it holds)")
+        raise Absent(f"allocd holds no {printable(name)} (`allocctl list --all` tells what it holds)")
     return daemon, held
 
 
@@ -111,6 +111,9 @@ def _print(args: argparse.Namespace, daemon: Daemon, held: Document | None) -> i
     if held is not None and held["state"] == "ended" and args.since is None:
         complain(f"{names_of(held)} has ended already")
         return codes.OK
+    if not args.json:
+        told = f"{names_of(held)}: {standing(held)}" if held else f"{_held(daemon)}; events are told as they come"
+        complain(told)
     if args.since is not None and args.since > last:
         complain(f"the last event here is {last}, and {args.since} is none of these: all that are kept are told")
     for event in daemon.events(held["key"] if held else None, after=last if args.since is None else args.since):
@@ -124,6 +127,11 @@ def _print(args: argparse.Namespace, daemon: Daemon, held: Document | None) -> i
         if held is not None and event["kind"] == "ended":
             break
     return codes.OK
+
+
+def _held(daemon: Daemon) -> str:
+    counts = daemon.ask("GET", "/v1/health")["allocations"]
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "nothing is held"
 
 
 def line(event: Document) -> str:

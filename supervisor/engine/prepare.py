@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from supervisor import agent
 from supervisor.agent.build import agent_archive
@@ -29,6 +29,16 @@ from supervisor.engine.markers import note_path
 MAX_RUNS: Final = 10_000  # further runs in one allocation
 OWN_DESCRIPTORS: Final = 64  # what an engine needs itself
 RANK_DESCRIPTORS: Final = 6  # and for each rank: two pipes, a pidfd, logs, a search
+
+
+class Ids(Protocol):
+    """Who sees to it that no two runs have the same id (`runs/registry.py`)."""
+
+    def take(self, run_id: str, run_dir: str, /) -> bool:
+        """Take it for this run; False when another one has it."""
+
+    def give_back(self, run_id: str, run_dir: str, /) -> None:
+        """The run came to nothing."""
 
 
 class Unfit(Exception):
@@ -61,21 +71,23 @@ def prepare(
     nodes: tuple[str, ...],
     *,
     further: bool = False,
+    ids: Ids | None = None,
 ) -> Prepared:
     """Make the run directory and what belongs in it. `further`: the run is not the job's own, and never has the plain
-    id. Raises Unfit; nothing of it is left then."""
+    id. `ids`: whom ids of further runs are taken from. Raises Unfit; nothing of it is left then."""
     _make_room(plan.size)
-    run_id, run_dir = _make_directory(absolute(base), attempt, further)
+    run_id, run_dir = _make_directory(absolute(base), attempt, further, ids)
     layout = Layout(plan, run_id, jobid, run_dir, nodes, secrets.token_hex(8))
     try:
         return _fill(layout, plan_text)
-    except OSError as error:
+    except (OSError, Unfit) as error:
         shutil.rmtree(run_dir, ignore_errors=True)
+        if ids:
+            ids.give_back(run_id, run_dir)
+        if isinstance(error, Unfit):
+            raise
         where = error.filename or run_dir
         raise Unfit(f"{where}: {error.strerror or error}: choose another place with --dir") from error
-    except Unfit:
-        shutil.rmtree(run_dir, ignore_errors=True)
-        raise
 
 
 def _make_room(ranks: int) -> None:
@@ -115,9 +127,9 @@ def _fill(layout: Layout, plan_text: str) -> Prepared:
     return Prepared(layout, (directory, *held), notes)
 
 
-def _make_directory(base: str, attempt: str, further: bool) -> tuple[str, str]:
+def _make_directory(base: str, attempt: str, further: bool, ids: Ids | None) -> tuple[str, str]:
     """A directory of this run's own: `base/attempt`, or `.s2`, `.s3` ... for further runs in the same allocation; with
-    `further` from `.s1` on."""
+    `further` from `.s1` on. A number that a run has in another directory is passed over."""
     try:
         os.makedirs(base, exist_ok=True)
         for number in range(1, MAX_RUNS):
@@ -127,7 +139,9 @@ def _make_directory(base: str, attempt: str, further: bool) -> tuple[str, str]:
                 os.mkdir(path)
             except FileExistsError:
                 continue
-            return run_id, path
+            if ids is None or run_id == attempt or ids.take(run_id, path):
+                return run_id, path
+            os.rmdir(path)
     except OSError as error:
         what = error.strerror or str(error)
         raise Unfit(f"the run directory cannot be made in {base}: {what}: choose another place with --dir") from error

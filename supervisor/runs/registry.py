@@ -2,9 +2,10 @@
 
 A run is known by its directory. Where that is, is remembered in `$XDG_STATE_HOME/allocd/runs/ID`, a symbolic link made
 when the run is opened; without one, `ID` is looked for in `$ALLOCD_RUNS` and in `runs/` here. Runs of one job in
-several directories may have the same id: `ID` is the one that was opened last, and `ID@...`, a link for each, keeps
-them all. A job that was submitted by `allocctl submit` has a link `$XDG_STATE_HOME/allocd/jobs/JOBID` to the directory
-of its submission.
+several directories may have the same plain id: `ID` is the one that was opened last, and `ID@...`, a link for each,
+keeps them all. An id of a further run, `ID.sM`, belongs to whoever has made its link first (`take`), so that no two
+runs have it; where that could not be, the id is ambiguous, and means none of them. A job that was submitted by
+`allocctl submit` has a link `$XDG_STATE_HOME/allocd/jobs/JOBID` to the directory of its submission.
 """
 
 from __future__ import annotations
@@ -16,15 +17,21 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from supervisor.core.text import printable
+
 if TYPE_CHECKING:
     from supervisor.core.submission import Submission
 
 JOURNAL = "journal.jsonl"
-RUN_ID = re.compile(r"(?P<job>\d+(?:[_+]\d+)?|local-[\w-]+)(?:\.r\d+)?(?:\.s\d+)?")
+RUN_ID = re.compile(r"(?P<job>\d+(?:[_+]\d+)?|local-[\w-]+)(?:\.r\d+)?(?P<further>\.s\d+)?")
 
 
 class NoSuchRun(Exception):
     """There is no such run here; the message says where it was looked for."""
+
+
+class Ambiguous(NoSuchRun):
+    """Several runs have this id; the message names their directories."""
 
 
 class Asked(NamedTuple):
@@ -67,6 +74,28 @@ def job_receipt(jobid: str) -> str | None:
     return os.path.join(os.path.dirname(submission.script), f"receipt-{jobid}.json") if submission else None
 
 
+def take(run_id: str, run_dir: str) -> bool:
+    """Take the id for this run alone, in whatever directories runs are made and on whatever host that shares the
+    registry. False when another one has, or had, it. Best effort as below: what cannot be told is no refusal."""
+    with suppress(OSError):
+        os.makedirs(registry(), mode=0o700, exist_ok=True)
+    try:
+        os.symlink(run_dir, os.path.join(registry(), run_id))
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def give_back(run_id: str, run_dir: str) -> None:
+    """Let go of an id that was taken for a run which was not opened after all."""
+    link = os.path.join(registry(), run_id)
+    with suppress(OSError):
+        if os.readlink(link) == run_dir:
+            os.unlink(link)
+
+
 def register(run_id: str, run_dir: str) -> None:
     """Remember where a run is. Best effort: a run does not fail because a home directory is full."""
     for name in (run_id, f"{run_id}@{zlib.crc32(os.fsencode(run_dir)):08x}"):
@@ -103,6 +132,7 @@ def find_run(name: str | None) -> str:
     a component its job, for one run is on all of them. Raises NoSuchRun."""
     given = name or default_run()
     given = job_of_component(given) or given
+    refuse_ambiguous(given)
     places = [given] if os.sep in given or given in (".", "..") else []
     wanted = given if places else given.replace(".r0", "")
     if not places:
@@ -117,8 +147,35 @@ def find_run(name: str | None) -> str:
         return last[0]
     if re.fullmatch(r"-\d+|0+", wanted):
         raise NoSuchRun(f"{wanted!r} is no job's id: those are whole numbers from 1 on")
-    looked = ", ".join(places)
+    looked = ", ".join(map(printable, places))
     raise NoSuchRun(f"no run {wanted!r}: there is no {JOURNAL} in {looked}: name its run directory")
+
+
+def refuse_ambiguous(run_id: str) -> None:
+    """Raises Ambiguous for the id of a further run that several runs have: of old ones, and of those that were made
+    where no id could be taken."""
+    if not is_further(run_id):
+        return
+    found: set[str] = set()
+    with suppress(OSError):
+        for name in os.listdir(registry()):
+            path = os.path.join(registry(), name)
+            if name.startswith(f"{run_id}@") and os.path.exists(os.path.join(path, JOURNAL)):
+                found.add(os.path.realpath(path))
+    if len(found) > 1:
+        raise Ambiguous(f"several runs have the id {run_id}: name a run's directory: {' or '.join(sorted(found))}")
+
+
+def is_further(run_id: str) -> bool:
+    """Whether the id is that of a further run in an allocation: one in somebody else's job always has such an id."""
+    named = RUN_ID.fullmatch(run_id)
+    return named is not None and named["further"] is not None
+
+
+def is_guests(run_id: str) -> bool:
+    """Whether the id alone tells that the run is in somebody else's job: the further runs of the job's own are counted
+    from 2 on."""
+    return is_further(run_id) and run_id.endswith(".s1")
 
 
 def job_of_component(name: str) -> str | None:
@@ -162,12 +219,14 @@ def runs_of_job(jobid: str, base: str | None = None) -> list[str]:
 
 
 def gone_runs(jobid: str, since: float) -> list[str]:
-    """The directories of a job's runs that were registered since that epoch second, and are not there any more."""
+    """The directories of a job's runs that were registered since that epoch second, and are not there any more. A
+    run that is known to be in somebody else's job is none of them."""
     gone = []
     with suppress(OSError):
         for name in os.listdir(registry()):
             link = os.path.join(registry(), name)
-            if job_in(name) == jobid and os.lstat(link).st_mtime >= since and not os.path.isdir(link):
+            mine = job_in(name) == jobid and not is_guests(name)
+            if mine and os.lstat(link).st_mtime >= since and not os.path.isdir(link):
                 gone.append(os.readlink(link))
     return gone
 

@@ -34,7 +34,7 @@ from tests.service.world import World
 from tests.unit.test_follow import end_run, make_run
 
 EVENTS = {kind.__name__ for kind in Event.__subclasses__()}
-PLAN = '''[job]
+PLAN = """[job]
 name = "b"
 nodes = 1
 [roles.all]
@@ -42,7 +42,7 @@ ranks = "0"
 command = ["sh", "-c", "exit 3"]
 [coordinator]
 rank = 0
-'''
+"""
 ENDED = {"outcome": "failure", "code": 7, "origin": "native", "reason": "native", "summary": "rank 0 ended with 7"}
 
 
@@ -94,6 +94,12 @@ def test_list(desk: Desk) -> None:
     assert "nothing is held that has not ended" in desk.say("list", "--name", "other").err
 
 
+def test_a_line_of_the_list_has_room_for_so_many_words(desk: Desk) -> None:
+    desk.do(desk.world.put, state="submitting", jobid=None, trouble="\0" * 1000)
+    (_, line) = desk.say("list").out.splitlines()
+    assert line.endswith("\\x00\\...") and len(line) < 300
+
+
 def test_list_reads_all_pages(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("supervisor.cli.daemon.PAGE", 2)
     for _ in range(5):
@@ -119,6 +125,40 @@ def test_list_without_a_daemon(nobody: Desk, home: Path) -> None:
     (found,) = said.document["allocations"]
     assert (found["state"], found["verdict"]["code"], said.document["held"]) == ("ended", 3, False)
     assert nobody.say("list").out == ""
+
+
+def test_list_tells_of_what_the_daemon_does_not_hold(desk: Desk, home: Path) -> None:
+    registry = home / "state/allocd/runs"
+    registry.mkdir(parents=True)
+    desk.do(desk.world.put, run_id="1001")
+    desk.do(desk.world.put, state="ended", verdict=ENDED)  # 1002: whatever is left of its run
+    for run_id in ("1001", "1002", "7.s2", "local-1"):
+        (registry / run_id).symlink_to(make_run(home / "runs", run_id))
+    found = desk.say("list", "--json").document["allocations"]
+    assert [(item["key"], item["kind"]) for item in found] == [
+        ("a1", "submitted"),
+        ("7.s2", "run"),
+        ("local-1", "run"),
+    ]
+    assert len(desk.say("list", "--json", "--socket", desk.path).document["allocations"]) == 1
+
+
+def test_bytes_that_are_no_text_are_only_a_name(desk: Desk) -> None:
+    odd = os.fsdecode(b"\xff\x1b\n")
+    assert desk.say("list", "--name", os.fsdecode(b"\xff")).code == codes.OK
+    assert desk.say("list", "--name", odd).code == codes.CONFIG
+    for words in (["watch", odd], ["status", odd], ["stop", odd], ["wait", odd], ["logs", odd], ["receipt", odd]):
+        said = desk.say(*words)
+        assert said.code in (codes.UNREACHABLE, codes.CONFIG), said
+        assert "Traceback" not in said.err and "\x1b" not in said.err and len(said.err.splitlines()) == 1, said
+
+
+def test_an_empty_word_is_not_one_that_was_left_out(desk: Desk) -> None:
+    desk.do(desk.world.put)
+    for words in (["list", "--socket", ""], ["submit", "p.toml", "--socket="], ["stop", ""], ["watch", ""]):
+        said = desk.say(*words)
+        assert said.code == codes.UNREACHABLE and "is empty" in said.err and not said.out, said
+    assert desk.world.allocations()[0].stopping is None
 
 
 def test_a_daemon_that_is_installed_is_to_be_started(nobody: Desk, home: Path) -> None:
@@ -263,6 +303,8 @@ def test_watch_one_to_its_end(desk: Desk) -> None:
         "state       PENDING",
         "ended       failure, exit code 7 (native): rank 0 ended with 7",
     ]
+    assert said.err == "allocctl: a1 (job 1001): running\n"  # how it stands, at once
+    assert desk.say("watch", "a1", "--json", "--since", "0").err == ""
     seen = [json.loads(line) for line in desk.say("watch", "a1", "--since", "1", "--json").out.splitlines()]
     assert [event["seq"] for event in seen] == [3]
 
@@ -311,7 +353,7 @@ def test_watch_waits_for_a_daemon_that_goes_away_before_anything_has_happened(
         until(lambda: second.world.waiting, "the same reader")
         second.do(second.world.tell, "a1", "ended", state="ended", verdict=ENDED)
         out, said = verb.communicate(timeout=30)
-    assert (verb.returncode, said) == (0, "") and "failure, exit code 7" in out
+    assert (verb.returncode, said) == (0, "allocctl: a1 (job 1001): running\n") and "failure, exit code 7" in out
 
 
 def test_watch_tells_no_records_that_have_no_sentence(desk: Desk) -> None:
@@ -505,7 +547,7 @@ def test_who_hangs_is_left_at_once(
     (home / "sbatch").symlink_to("/bin/true")
     monkeypatch.setenv("ALLOCCTL", ALLOCCTL)
     monkeypatch.setenv("PATH", f"{home}:{os.environ['PATH']}")
-    words = [verb, "--socket", f"{short}/s", *(["7"] if verb == "adopt" else []), plan]
+    words: list[str | Path] = [verb, "--socket", f"{short}/s", *(["7"] if verb == "adopt" else []), plan]
     with silence(f"{short}/s", greets, lambda: os.kill(os.getpid(), signal.SIGINT)):
         begun = time.monotonic()
         said = nobody.say(*words)
