@@ -7,6 +7,7 @@ has sealed is on the disk, and is read and told there as it is of any job (`wait
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import time
@@ -21,6 +22,7 @@ from supervisor.core import codes
 if TYPE_CHECKING:
     from supervisor.cli.interrupts import Interrupts
     from supervisor.cli.wait import Options
+    from supervisor.runs.target import Target
 
 CANCEL_LIMIT: Final = 30.0  # seconds
 
@@ -98,7 +100,7 @@ def wait_for_held(daemon: Daemon | None, held: Document, options: Options, inter
     from supervisor.cli.wait import wait_for
     from supervisor.runs.registry import NoSuchRun
     from supervisor.runs.saved import Unreadable
-    from supervisor.runs.target import find_target, run_target
+    from supervisor.runs.target import find_target
 
     began = time.monotonic()
     deadline = None if options.timeout is None else began + options.timeout
@@ -115,16 +117,26 @@ def wait_for_held(daemon: Daemon | None, held: Document, options: Options, inter
     if held["state"] == "damaged":
         instead = f"; `allocctl wait {held['jobid']}` follows its job" if held["jobid"] else ""
         return last_line(options, f"{names_of(held)}: {held['trouble']}{instead}", codes.UNVERIFIABLE, held)
+    adopted = held["kind"] == "adopted"
+    if held["verdict"] and (not has_job(held) or (adopted and not os.path.isdir(held["run_dir"]))):
+        return ended(options, held)
     if not has_job(held):
-        return ended(options, held) if held["verdict"] else last_line(options, str(no_job(held)), codes.UNREACHABLE)
+        return last_line(options, str(no_job(held)), codes.UNREACHABLE)
     if options.timeout is not None:
         options = replace(options, timeout=max(0.0, options.timeout - (time.monotonic() - began)))
     try:
-        adopted = held["kind"] == "adopted"
-        target = run_target(held["run_dir"]) if adopted else find_target(held["jobid"], held["cluster"])
+        target = guest(held) if adopted else find_target(held["jobid"], held["cluster"])
     except (NoSuchRun, Unreadable) as error:
         return last_line(options, str(error), codes.UNVERIFIABLE)
     return wait_for(target, options, interrupts)
+
+
+def guest(held: Document) -> Target:
+    """The run of an adopted allocation, which may be in a directory that cannot be read."""
+    from supervisor.runs.target import adopted_target
+    from supervisor.service.adopting import start_directory
+
+    return adopted_target(held["run_dir"], held["jobid"], start_directory(held["key"]))
 
 
 def _waited(
@@ -149,19 +161,19 @@ def _waited(
 
 
 def ended(options: Options, held: Document) -> int:
-    """One that never became a job, or a run: the daemon's word is all there is."""
+    """One that never became a job, or a run, or whose run is gone: the daemon's word is all there is."""
     verdict = held["verdict"]
-    code = int(verdict["code"])
-    return last_line(options, f"{names_of(held)}: {verdict['outcome']}: {verdict['summary']}", code, held)
+    code, text = int(verdict["code"]), f"{names_of(held)}: {verdict['outcome']}: {verdict['summary']}"
+    return last_line(options, text, code, held, verdict["origin"])
 
 
-def last_line(options: Options, text: str, code: int, held: Document | None = None) -> int:
+def last_line(options: Options, text: str, code: int, held: Document | None = None, origin: str = "allocd") -> int:
     """The last line of a wait without a receipt, and its document. Returns the exit code."""
     import json
 
     from supervisor.cli.output import tell
 
-    complain(f"{text} [exit {code}, origin allocd]")
+    complain(f"{text} [exit {code}, origin {origin}]")
     if options.json:
         document = {"schema_version": 1, "error": text, "exit": code, "allocation": held}
         tell(json.dumps(document, ensure_ascii=False))

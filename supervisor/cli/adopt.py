@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             return refuse(args, sentence(error), codes.CONFIG)
         if args.detach:
             return _detached(args, started)
-        code = _follow(args, started, interrupts)
+        code = _follow(args, started, start_directory(key), interrupts)
         if code != codes.INTERRUPTED:
             forget(start_directory(key))
         return code
@@ -161,15 +161,15 @@ def _story(started: Started) -> str:
     return f"run {started.run_id} in {started.run_dir}: {engine}"
 
 
-def _follow(args: argparse.Namespace, started: Started, interrupts: Interrupts) -> int:
+def _follow(args: argparse.Namespace, started: Started, place: str, interrupts: Interrupts) -> int:
     from supervisor.cli.wait import Options, wait_for
     from supervisor.core.layout import RUN_RECEIPT
-    from supervisor.runs.target import run_target
+    from supervisor.runs.target import adopted_target
 
     if not args.quiet:
         complain(_story(started))
     options = Options(json=args.json, quiet=args.quiet)
-    code = wait_for(run_target(started.run_dir), options, interrupts)
+    code = wait_for(adopted_target(started.run_dir, args.job, place), options, interrupts)
     if code != codes.INTERRUPTED and not os.path.exists(os.path.join(started.run_dir, RUN_RECEIPT)):
         _clean_up(started)
     return code

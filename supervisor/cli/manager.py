@@ -102,19 +102,20 @@ def manager_there() -> Manager:
     return manager
 
 
-def engines() -> dict[str, str]:
-    """The directories of runs in adopted allocations whose engines live on this host, by the runs' ids, as far as
-    allocd's books tell."""
+def engines() -> dict[str, tuple[str, str]]:
+    """The runs in adopted allocations whose engines live on this host, as far as allocd's books tell: their directories
+    and those of their engines' starts, by the runs' ids."""
     from supervisor.runs.papers import Unreadable
-    from supervisor.service.adopting import alive
+    from supervisor.service.adopting import alive, start_directory
     from supervisor.service.shelf import all_on_shelf
 
     found = {}
     for each in all_on_shelf(os.environ):
         if each.kind == "adopted" and each.state != "ended" and each.run_id and each.run_dir:
-            with suppress(Unreadable):
-                if alive(each.run_dir):
-                    found[each.run_id] = each.run_dir
+            start = start_directory(each.key)
+            with suppress(OSError, Unreadable):
+                if alive(each.run_dir, start):
+                    found[each.run_id] = each.run_dir, start
     return found
 
 

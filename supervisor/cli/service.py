@@ -191,8 +191,8 @@ def _end_engines(limit: float, told: Told) -> None:
     from supervisor.service.adopting import stop
 
     asked, deadline = engines(), time.monotonic() + limit
-    for run_id, run_dir in asked.items():
-        stop(run_dir)
+    for run_id, where in asked.items():
+        stop(*where)
         told.say(f"{run_id}: asked to end")
     while alive := sorted(engines().keys() & asked.keys()):
         if time.monotonic() > deadline:

@@ -17,9 +17,18 @@ from typing import TYPE_CHECKING
 from supervisor.cli.arguments import add_socket
 from supervisor.cli.daemon import Absent, Daemon, Document, allocation, code_of, names_of, standing
 from supervisor.cli.held import disk_name, find_held, part_in, written
+from supervisor.cli.list import name_of
 from supervisor.cli.output import complain, refuse, tell
 from supervisor.core import codes
-from supervisor.runs.registry import NoSuchRun, default_run, find_run, job_of_component
+from supervisor.runs.registry import (
+    Ambiguous,
+    NoSuchRun,
+    default_run,
+    find_run,
+    job_in,
+    job_of_component,
+    runs_of_job,
+)
 
 if TYPE_CHECKING:
     from supervisor.runs.target import Target
@@ -59,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         if held and (held["state"] == "ended" or (part and held["state"] == "ending")):
             return _done(args, f"{names_of(held)} has ended already: {standing(held)}{written(held)}", held)
         if held and daemon:
-            return _by_daemon(args, daemon, held, part)
+            return _by_daemon(args, daemon, held, part, name)
         name = disk_name(held) if held else name
         if job := job_of_component(name.partition(";")[0]):
             text = f"{name} is a component of job {job}, which has one run on all of them: name the job"
@@ -82,17 +91,20 @@ def _done(args: argparse.Namespace, text: str, held: Document | None) -> int:
     return codes.OK
 
 
-def _by_daemon(args: argparse.Namespace, daemon: Daemon, held: Document, part: str | None) -> int:
+def _by_daemon(args: argparse.Namespace, daemon: Daemon, held: Document, part: str | None, name: str) -> int:
     """`part`: the task that is to be ended, and not the whole. Raises NobodyAnswers, Refused."""
     how = "cancel" if args.cancel else "stop"
-    held = daemon.ask("POST", f"{allocation(part or held['key'])}/stop", {"how": how}, 30.0)
+    guests = held["kind"] == "adopted" and name == held["jobid"]  # of a job that has several allocd tells
+    asked = name if guests else part or held["key"]
+    held = daemon.ask("POST", f"{allocation(asked)}/stop", {"how": how}, 30.0)
     if held["state"] == "ended":
         text = f"{names_of(held)} was withdrawn before it became a job"
     else:
         ends = "it is told to end in order" if held["run_id"] else "it ends in order as soon as its run has begun"
         what = f"its {'task' if part else 'job'} is being cancelled" if args.cancel else ends
         who = f"task {part} of {held['key']}" if part else names_of(held)
-        text = f"{who}: {what}; `allocctl wait {part or held['jobid'] or held['key']}` tells its end"
+        text = f"{who}: {what}; `allocctl wait {part or name_of(held)}` tells its end"
+        text += f" (so far: {held['trouble']})" if held["trouble"] else ""
     return _done(args, text, held)
 
 
@@ -102,11 +114,32 @@ def _by_daemon(args: argparse.Namespace, daemon: Daemon, held: Document, part: s
 def _stop(args: argparse.Namespace, name: str) -> str:
     """What was done. Raises Cannot, NoSuchRun, Unreadable."""
     try:
-        return _stop_run(args, find_run(name))
+        return _stop_run(args, _own_or_guest(name))
+    except Ambiguous:
+        raise
     except NoSuchRun:
         if (target := _submitted(name, args.cluster)) is None:
             raise
         return _stop_tasks(args, target)
+
+
+def _own_or_guest(name: str) -> str:
+    """The run directory that a name means; of a job's id, that of the one run in it which is known here and goes on,
+    where the job has none of its own. Raises Ambiguous, NoSuchRun, Unreadable."""
+    from supervisor.runs.saved import run_document
+    from supervisor.runs.sealing import jobs_own
+
+    found = find_run(name)
+    if job_in(name) != name or jobs_own([found]):
+        return found
+    guests = runs_of_job(name)
+    if own := jobs_own(guests):
+        return own[0]
+    going = [guest for guest in guests if not (told := run_document(guest))[1] and told[0]["alive"] is not False]
+    if len(going) > 1:
+        text = f"job {name} is somebody else's, and has several runs of yours: name one: {' or '.join(going)}"
+        raise Ambiguous(text)
+    return next(iter(going), found)
 
 
 def _stop_tasks(args: argparse.Namespace, target: Target) -> str:

@@ -120,7 +120,7 @@ def _sealed(args: argparse.Namespace) -> Sealed:
     if not target.jobid[0].isdecimal():
         return Sealed([run_document(path)[0] for path in asked_for])
     named = args.cluster or target.cluster
-    if asked_for and is_adopted_run(asked_for[0]):
+    if asked_for and is_adopted_run(asked_for[0]) is not False:
         return _settled(args, asked_for[0])
 
     def runs_of(jobid: str) -> list[str]:
@@ -163,7 +163,7 @@ def _target(args: argparse.Namespace) -> tuple[Target, list[str]]:
         with suppress(ValueError):
             return parse_target(name), []
     run_dir = find_run(name)
-    if not is_adopted_run(run_dir) and (later := later_runs(run_dir)):
+    if is_adopted_run(run_dir) is False and (later := later_runs(run_dir)):
         mine, last = os.path.basename(run_dir), os.path.basename(later[0])
         complain(f"{mine} is an earlier attempt of its job, whose last attempt is {last}: that one is judged")
         return Target(job_of(run_dir)), later

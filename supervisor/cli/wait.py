@@ -203,6 +203,7 @@ async def _wait(
         alone=(lambda path: settle(client, path, patience, outage=outage)) if target.adopted else None,
         cancel=options.cancel,
         patience=patience,
+        outage=outage,
     )
     try:
         with interrupts.told_to(wait.interrupt):

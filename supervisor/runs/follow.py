@@ -30,7 +30,7 @@ from supervisor.engine.journal import read_journal
 from supervisor.runs.growing import Logs
 from supervisor.runs.listing import Listings
 from supervisor.runs.papers import RUN_RECEIPT, Unreadable, opening_of, papers_of
-from supervisor.runs.registry import JOURNAL, Asked, attempt_of, job_in
+from supervisor.runs.registry import JOURNAL, Asked, attempt_of, is_guests, job_in
 from supervisor.runs.saved import engine_lives
 
 CLOCKS: Final = 300.0  # seconds by which the clocks of two machines may differ
@@ -309,7 +309,7 @@ class Follower:
                 continue
             for name in names:
                 run_id, path = name.partition("@")[0], os.path.join(place, name)
-                if path not in self._known and self._is_ours(job_in(run_id)):
+                if path not in self._known and not is_guests(run_id) and self._is_ours(job_in(run_id)):
                     yield run_id, path
 
     def _is_ours(self, job: str | None) -> bool:

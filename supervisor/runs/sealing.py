@@ -42,7 +42,16 @@ from supervisor.runs.papers import (
     read_receipt,
     set_aside,
 )
-from supervisor.runs.registry import JOURNAL, attempt_of, gone_runs, job_receipt, runs_of_job, submission_of
+from supervisor.runs.registry import (
+    JOURNAL,
+    attempt_of,
+    gone_runs,
+    is_further,
+    is_guests,
+    job_receipt,
+    runs_of_job,
+    submission_of,
+)
 from supervisor.runs.saved import fold_document
 
 RECEIPT_POLL: Final = 0.2  # seconds
@@ -226,17 +235,23 @@ def find_runs(jobid: str, truth: Truth | None = None) -> list[str]:
 
 
 def jobs_own(run_dirs: Sequence[str]) -> list[str]:
-    """Those of the runs that are not adopted."""
-    return [run_dir for run_dir in run_dirs if not is_adopted_run(run_dir)]
+    """Those of the runs that are not known to be adopted."""
+    return [run_dir for run_dir in run_dirs if is_adopted_run(run_dir) is not True]
 
 
-def is_adopted_run(run_dir: str) -> bool:
-    """Whether the run's steps ran in somebody else's job, as far as anything there can be read."""
+def is_adopted_run(run_dir: str) -> bool | None:
+    """Whether the run's steps ran in somebody else's job: by its papers, else by its id; None for a further run in an
+    allocation that has none to be read."""
+    run_id = os.path.basename(run_dir)
+    if is_guests(run_id):
+        return True
     try:
         papers = papers_of(run_dir)
+        if paper := papers.opening or papers.run or (papers.sealed and papers.sealed.get("run")):
+            return is_adopted(paper)
     except Unreadable:
-        return False
-    return is_adopted(papers.opening or papers.run)
+        pass
+    return None if is_further(run_id) else False
 
 
 def known_of(submission: Submission | None) -> Known:

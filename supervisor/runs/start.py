@@ -90,6 +90,15 @@ def run_of(directory: str) -> str:
     return os.readlink(os.path.join(directory, RUN))
 
 
+def engine(directory: str) -> int | None:
+    """The process of the engine that has claimed a start, on the host where it was started, for as long as it lives:
+    whatever has become of its run's directory. Raises OSError."""
+    if _claim_of(directory) != "claimed":
+        return None
+    with open(os.path.join(directory, CLAIM), "rb") as file:
+        return int(file.read())
+
+
 def last_words(directory: str, limit: int = 2000) -> str:
     """The last line of the engine's log, without the program's name; "" where there is none."""
     with suppress(OSError), open(os.path.join(directory, LOG), "rb") as log:

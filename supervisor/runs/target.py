@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from supervisor.core.attempt import display_id
 from supervisor.core.parts import Parts, parse_target
 from supervisor.core.submission import Submission
-from supervisor.runs.registry import Asked, NoSuchRun, find_run, registry, submission_of
+from supervisor.runs.registry import Asked, NoSuchRun, find_run, job_in, registry, submission_of
 from supervisor.runs.sealing import is_adopted_run, job_of
 
 
@@ -23,7 +23,7 @@ class Target:
     `units` are what is judged, each with the ids that Slurm is asked about: a job by itself, each task of an array by
     itself, a heterogeneous job by its components. `directories` are runs that are known already, `places` where others
     may appear. `asked` is how the job was submitted. `output` is the batch script's, `%A` and `%a` or `%j` in
-    it.
+    it. `start` is where the start of an adopted run's engine is kept (`runs/start.py`), if that is known.
     """
 
     jobid: str
@@ -33,6 +33,7 @@ class Target:
     directories: tuple[str, ...] = ()
     asked: Asked | None = None
     output: str | None = None
+    start: str = ""
 
     @property
     def alone(self) -> bool:
@@ -92,10 +93,16 @@ def find_target(name: str | None, cluster: str | None = None) -> Target:
 
 
 def run_target(directory: str) -> Target:
-    """One run, and the job that it is in. Raises Unreadable."""
+    """One run, and the job that it is in, if it is known to be the job's own. Raises Unreadable."""
     jobid = job_of(directory)
-    in_job = jobid[0].isdecimal() and not is_adopted_run(directory)
+    in_job = jobid[0].isdecimal() and is_adopted_run(directory) is False
     return Target(jobid, {jobid: (jobid,)} if in_job else {}, directories=(directory,))
+
+
+def adopted_target(directory: str, jobid: str, start: str) -> Target:
+    """A run that is known to be in somebody else's job, whether its directory can be read or not."""
+    jobid = job_in(os.path.basename(directory)) or jobid
+    return Target(jobid, {}, directories=(directory,), start=start)
 
 
 def job_target(jobid: str, cluster: str | None = None, directory: str | None = None) -> Target:

@@ -20,12 +20,13 @@ from supervisor.core.parts import Parts
 from supervisor.core.truth import Truth
 from supervisor.loop.flag import Flag
 from supervisor.loop.threads import in_thread
-from supervisor.runs.follow import Follower, LogLines, News, Over, may_be_of_job
+from supervisor.runs.follow import Follower, LogLines, News, Over, Trouble, may_be_of_job
 from supervisor.runs.looks import Looks
 from supervisor.runs.registry import attempt_of, runs_of_job
 from supervisor.runs.rounds import Rounds
 from supervisor.runs.saved import run_document
 from supervisor.runs.sealing import Sealed, came_again, find_runs, gather, is_denied, jobs_own, seal_job, sealed_already
+from supervisor.runs.sight import lose_sight
 from supervisor.runs.target import Target
 from supervisor.scheduler.poller import Poller, Seen
 from supervisor.scheduler.verify import Asked, verify_job
@@ -145,7 +146,8 @@ def _sealed_runs(target: Target) -> dict[str, tuple[list[str], Sealed]]:
 
 
 class Wait:
-    """One wait. `patience` is the seconds that sealing may wait for an engine to say its last word; `longest` tells how
+    """One wait. `patience` is the seconds that sealing may wait for an engine to say its last word, and `outage` those
+    in which an adopted run's directory may be away; `longest` tells how
     many there may be between two looks while nothing comes. `polls`: the poller is this wait's own, and runs as long as
     it does."""
 
@@ -161,6 +163,7 @@ class Wait:
         alone: JudgeRun | None = None,
         cancel: bool = False,
         patience: float = 30.0,
+        outage: float = 0.0,
         drain: float = DRAIN,
         rounds: Rounds | None = None,
         polls: bool = True,
@@ -174,6 +177,8 @@ class Wait:
         self._alone = alone or judge_local
         self._cancel = cancel
         self._patience = patience
+        self._outage = outage
+        self._missed = False  # the papers of an adopted run
         self._drain = drain
         self._polls = polls
         self._looks = Looks(follower, self._heard, teller.lines, rounds=rounds)
@@ -216,7 +221,7 @@ class Wait:
 
     def _helpers(self) -> list[Coroutine[Any, Any, None]]:
         if self._target.alone:
-            return [self._look()]
+            return [self._look(), *([self._lose_sight()] if self._target.adopted else [])]
         polling = [self._poller.run()] if self._polls else []
         cancelling = [self._cancel_when_asked()] if self._cancel else []
         return [self._look(), *polling, *cancelling]
@@ -224,6 +229,15 @@ class Wait:
     async def _look(self) -> None:
         await self._begun.wait()
         await self._looks.run()
+
+    async def _lose_sight(self) -> None:
+        (directory,) = self._target.directories
+        limits = {"patience": self._patience, "outage": max(self._patience, self._outage)}
+        await lose_sight(directory, self._target.start, self._say_missed, **limits)
+
+    def _say_missed(self, text: str, missed: bool) -> None:
+        self._missed = missed
+        self._teller.say(text)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -286,6 +300,8 @@ class Wait:
     # --- what is learned on the way ----------------------------------------------------------------------------------
 
     def _heard(self, news: News) -> None:
+        if self._missed and isinstance(news, Trouble):
+            return  # more is said of that
         self._teller.news(news)
         if isinstance(news, Over):
             self._hurry()

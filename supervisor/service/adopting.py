@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -32,7 +32,7 @@ from supervisor.loop.threads import in_thread
 from supervisor.runs import start as starts
 from supervisor.runs.papers import papers_of
 from supervisor.runs.plans import plan_of
-from supervisor.runs.registry import registry
+from supervisor.runs.registry import JOURNAL, registry
 from supervisor.runs.saved import engine_lives
 from supervisor.scheduler.client import Queue
 from supervisor.service.interface import AdoptRequest, Refusal
@@ -187,25 +187,43 @@ def _started(place: str) -> Started:
 # --- alive, stop -----------------------------------------------------------------------------------------------------
 
 
-def alive(run_dir: str) -> bool | None:
-    """Whether the run's engine lives; None when it is on another host. Blocks. Raises Unreadable."""
-    opening = papers_of(run_dir).opening or {}
-    return engine_lives(run_dir, str(opening.get("host")), int(opening.get("pid", 0)))
+def alive(run_dir: str, place: str = "") -> bool | None:
+    """Whether the run's engine lives; None when it is on another host, or nothing tells. `place`: where its start is
+    kept, which tells where the run's directory does not. Blocks. Raises OSError, Unreadable."""
+    if (opening := papers_of(run_dir).opening) is not None:
+        return engine_lives(run_dir, str(opening.get("host")), int(opening.get("pid", 0)))
+    return starts.engine(place) is not None if os.path.isdir(place) else None
 
 
-def stop(run_dir: str) -> bool:
-    """Ask the run's engine to end it in order. False when there is no engine any more. Blocks. Raises Unreadable, and
-    Refusal when the engine is on another host."""
-    opening = papers_of(run_dir).opening or {}
-    host, pid = str(opening.get("host")), int(opening.get("pid", 0))
+def stop(run_dir: str, place: str = "") -> bool:
+    """Ask the run's engine to end it in order. False when there is no engine any more. `place`: see `alive`. Blocks.
+    Raises OSError, Unreadable, and Refusal when the engine is on another host, or nobody knows where it is."""
+    papers = papers_of(run_dir)
+    if papers.opening is None:
+        return _stop_claimed(place, papers.not_ours[JOURNAL])
+    host, pid = str(papers.opening.get("host")), int(papers.opening.get("pid", 0))
     if host != socket.gethostname():
         raise Refusal(409, "conflict", f"the engine of {run_dir} is on {host}: stop it there", host=host)
+    return _signal(pid, lambda: engine_lives(run_dir, host, pid) is not False)
+
+
+def _stop_claimed(place: str, why: str) -> bool:
+    """By the claim of its start alone: the run's directory cannot be read. Raises OSError, Refusal."""
+    if not os.path.isdir(place):
+        text = f"its engine cannot be told to end, for nothing tells which process it is: {why}"
+        raise Refusal(409, "conflict", text)
+    pid = starts.engine(place)
+    return pid is not None and _signal(pid, lambda: starts.engine(place) == pid)
+
+
+def _signal(pid: int, is_engine: Callable[[], bool]) -> bool:
+    """SIGTERM, if that process is the engine."""
     try:
         descriptor = os.pidfd_open(pid)  # from here on the number cannot become another's
     except OSError:
         return False
     try:
-        if not engine_lives(run_dir, host, pid):
+        if not is_engine():
             return False
         signal.pidfd_send_signal(descriptor, signal.SIGTERM)
     except ProcessLookupError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.core import events as run_events
@@ -22,10 +23,11 @@ from supervisor.runs.follow import Follower, LogLines, News, Over, RunFollower, 
 from supervisor.runs.papers import RECEIPT, RUN_RECEIPT
 from supervisor.runs.registry import job_receipt
 from supervisor.runs.sealing import Sealed
-from supervisor.runs.target import Target, job_target, run_target, submitted_target
+from supervisor.runs.target import Target, adopted_target, job_target, submitted_target
 from supervisor.runs.waiting import Wait
 from supervisor.scheduler.poller import Seen
 from supervisor.scheduler.record import read_record
+from supervisor.service.adopting import start_directory
 
 if TYPE_CHECKING:
     from supervisor.service.life import Life
@@ -58,14 +60,15 @@ class Following:
             await asyncio.sleep(AGAIN)
 
     async def attend(self, run_dir: str) -> ev.Sealed:
-        """To the end of a run whose engine is on this host."""
-        target = await in_thread(run_target, run_dir, limit=FILES, place=self._life.key)
+        """To the end of a run whose engine is on this host. Raises Gone when nothing can tell it any more."""
+        target = adopted_target(run_dir, self._life.state.jobid, start_directory(self._life.key))
         return await in_thread(sealed_event, await self._wait(target), limit=FILES, place=self._life.key)
 
     async def _wait(self, target: Target) -> Sealed:
         cluster = self._world.cluster(self._life.state.cluster)
         settings = self._world.settings
-        follower = Follower(
+        make = partial(
+            Follower,
             target.jobid,
             target.places,
             no_logs,
@@ -75,6 +78,7 @@ class Following:
             engine=target.alone,
             listings=self._world.listings,
         )
+        follower = await in_thread(make, limit=FILES, place=self._life.key)
         self._runs = follower.runs
         wait = Wait(
             target,
@@ -85,6 +89,7 @@ class Following:
             client=cluster.client,
             alone=lambda path: settle(cluster.client, path, settings.patience, outage=settings.outage),
             patience=settings.patience,
+            outage=settings.outage,
             rounds=self._world.rounds,
             polls=False,
         )

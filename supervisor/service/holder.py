@@ -23,6 +23,7 @@ from supervisor.core.keeping import IllegalEvent
 from supervisor.core.kept import Kept, unit_of
 from supervisor.core.slurm import parse_job_id
 from supervisor.loop.threads import in_thread
+from supervisor.runs.registry import is_further
 from supervisor.service.accepting import WRITE_LIMIT, Accepting
 from supervisor.service.book import Book
 from supervisor.service.found import BOOKS, Found, Line
@@ -301,14 +302,26 @@ class Holder:
             if name in life.state.jobs or name in life.state.units or name in life.state.runs
         ]
         own = [life for life in named if life.state.kind != "adopted"]  # a job's id is the job's, not its guests'
+        if is_further(name) and len(named) > 1:
+            raise Refusal(409, "conflict", f"several runs have the id {name}: name the key: {_told_apart(named)}")
         if named:
-            return (own or named)[0]
+            return next(iter([*own, *filter(_lives, named)]), named[0])
         raise Refusal(404, "not_found", f"no allocation {name!r} is known here")
+
+    def _one_to_stop(self, name: str) -> Life:
+        """The allocation, if it is one: a job may have several guests. Raises Refusal."""
+        life = self._life(name)
+        if life.state.kind == "adopted" and name == life.state.jobid:
+            guests = [each for each in self._lives.values() if each.state.jobid == name and _lives(each)]
+            if len(guests) > 1:
+                text = f"job {name} is somebody else's, and has several runs of yours: name one: {_told_apart(guests)}"
+                raise Refusal(409, "conflict", text)
+        return life
 
     async def stop(self, name: str, how: Literal["stop", "cancel"]) -> Allocation:
         """See `interface.Answering`. An allocation without a job is withdrawn, either way; one whose job, or task, has
         not begun is stopped as soon as its engine is there."""
-        life = self._life(name)
+        life = self._one_to_stop(name)
         task = _task(life, name)
         if life.damage:
             raise Refusal(409, "conflict", life.damage)
@@ -363,6 +376,16 @@ class Holder:
     def metrics(self) -> bytes:
         """See `interface.Answering`."""
         return self._meter.render()
+
+
+def _lives(life: Life) -> bool:
+    return not (life.ended or life.damage)
+
+
+def _told_apart(lives: Sequence[Life]) -> str:
+    """Allocations that one name means, by their keys and runs."""
+    runs = ((life.key, life.state.run_id, life.state.run_dir) for life in lives)
+    return ", ".join(f"{key} (run {run_id} in {where})" if run_id else key for key, run_id, where in runs)
 
 
 def _task(life: Life, name: str) -> str:

@@ -33,6 +33,7 @@ from supervisor.loop.threads import in_thread
 from supervisor.runs.copies import LIMIT, copy_file, copy_run
 from supervisor.runs.papers import Unreadable
 from supervisor.runs.registry import job_receipt, register_job
+from supervisor.runs.sight import Gone
 from supervisor.runs.waiting import first_error
 from supervisor.scheduler.ours import strangers
 from supervisor.scheduler.submit import Stop
@@ -250,6 +251,8 @@ class Life:
         """It ends when nothing of it is left in the job."""
         try:
             sealed = await Following(self, self._world).attend(self.state.run_dir)
+        except Gone as gone:  # with its papers is gone what tells which steps are its own
+            sealed = unverifiable(str(gone))
         except (Unreadable, ValueError):
             await self._clean()
             raise
@@ -318,7 +321,7 @@ class Life:
     async def _stop_engine(self, run_id: str) -> str:
         """What went wrong, or ""."""
         if self.state.kind == "adopted":
-            return await self._world.engines.stop(self.state.runs[run_id].directory)
+            return await self._world.engines.stop(self.key, self.state.runs[run_id].directory)
         return await self._world.cluster(self.state.cluster).client.signal_batch(unit_of(run_id), "TERM")
 
     async def _copy(self) -> None:

@@ -90,10 +90,10 @@ class Engines:
         with suppress(ValueError):  # nothing was ever started for such a key
             adopting.forget(adopting.start_directory(key))
 
-    async def stop(self, run_dir: str) -> str:
+    async def stop(self, key: str, run_dir: str) -> str:
         """Ask it for an orderly end; what went wrong, or ""."""
         try:
-            await in_thread(adopting.stop, run_dir, limit=FILES, place=run_dir)
+            await in_thread(adopting.stop, run_dir, adopting.start_directory(key), limit=FILES, place=key)
         except Refusal as refusal:
             return refusal.text
         return ""

@@ -151,7 +151,7 @@ class Engines:
         (engine,) = [engine for engine in self.all if engine.name == name]
         return engine
 
-    def _stop(self, run_dir: str) -> bool:
+    def _stop(self, run_dir: str, _place: str) -> bool:
         (engine,) = [engine for engine in self.all if str(engine.run_dir) == run_dir]
         if engine.lives:
             engine.stop()
