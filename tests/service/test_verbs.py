@@ -151,6 +151,7 @@ def test_bytes_that_are_no_text_are_only_a_name(desk: Desk) -> None:
         said = desk.say(*words)
         assert said.code in (codes.UNREACHABLE, codes.CONFIG), said
         assert "Traceback" not in said.err and "\x1b" not in said.err and len(said.err.splitlines()) == 1, said
+    assert "no\\x1b[2J.toml" in desk.say("submit", "no\x1b[2J.toml").err
 
 
 def test_an_empty_word_is_not_one_that_was_left_out(desk: Desk) -> None:

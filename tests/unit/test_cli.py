@@ -336,6 +336,6 @@ def test_quick_verbs_import_little(ended: Callable[[str], Run]) -> None:
         }
         verbs = {"main", "output", "arguments", "held", "runner", "status", "explain", "receipt", "logs", "check"}
         read = {f"supervisor.runs.{name}" for name in ("registry", "papers", "saved", "growing")}
-        below = {"supervisor.core.codes", "supervisor.core.text", *read}
+        below = {"supervisor.core.codes", "supervisor.core.text", "supervisor.loop", "supervisor.loop.files", *read}
         assert ours <= {f"supervisor.cli.{name}" for name in verbs} | below
         assert not found & {"asyncio", "anyio", "subprocess", "typing_extensions", "importlib.metadata"}

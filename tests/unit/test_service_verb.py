@@ -10,6 +10,7 @@ import pytest
 
 from supervisor.cli import units
 from supervisor.cli.main import main
+from supervisor.cli.service import _how
 from supervisor.core import codes
 
 ODD = {"PATH": '/odd %h/$HOME/"x"\\:/bin', "HOME": "/root", "SLURM_CONF": ""}
@@ -76,6 +77,12 @@ def test_without_a_user_manager_it_says_so(action: str, home: Path, capsys: pyte
     printed = capsys.readouterr()
     assert "no user manager" in printed.out + printed.err or "no daemon runs here" in printed.err
     assert not (home / ".config").exists()
+
+
+def test_a_unit_is_told_in_a_line() -> None:
+    shown = {"ActiveState": "active", "SubState": "running", "NRestarts": "1", "StatusText": "no allocations"}
+    assert _how(shown, answers=False) == 'active (running), restarted once, "no allocations"'
+    assert _how({**shown, "NRestarts": "2"}, answers=True) == "active (running), restarted 2 times"
 
 
 @pytest.mark.parametrize("action", ["stop", "uninstall"])
