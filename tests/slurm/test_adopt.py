@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.runs.registry import registry
 from supervisor.service.adopting import alive, stop
 from tests.slurm.jobs import ALLOCCTL, LIMIT, SERVE, UP, Jobs, Run, await_files, py, role, sh, until
 
@@ -251,3 +252,18 @@ def test_a_start_that_is_refused_says_why(jobs: Jobs) -> None:
     small = adopt(jobs, held.jobid, plan, "--json")
     assert (small.returncode, json.loads(small.stdout)["exit"]) == (78, 78)
     assert "the plan wants 4 nodes, but the allocation has 1" in small.stderr
+
+
+def test_a_run_that_was_moved_away_is_stopped_by_its_claim(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", jobs.env.get("XDG_STATE_HOME", os.environ["XDG_STATE_HOME"]))
+    held = jobs.hold()
+    run_id = adopt(jobs, held.jobid, jobs.plan(ENDLESS, coordinator=2), "--direct", "--detach").stdout.strip()
+    run_dir = jobs.directory / "adopted" / run_id
+    until(lambda: len(list(run_dir.glob("up.*"))) == 3, "ranks that are up")
+    (start,) = [path.parent for path in Path(registry()).parent.glob("starts/*/run") if path.readlink() == run_dir]
+    moved = run_dir.rename(jobs.directory / "moved")
+    assert alive(str(run_dir)) is None and alive(str(run_dir), str(start))
+    assert stop(str(run_dir), str(start))
+    until(lambda: not alive(str(run_dir), str(start)), "the engine's end")
+    assert "StopRequested" in (moved / "journal.jsonl").read_text()
+    assert not stop(str(run_dir), str(start))
