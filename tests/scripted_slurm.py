@@ -28,6 +28,7 @@ JobId={job} JobName=x
    SubmitTime={submit} EligibleTime={submit}
    StartTime={start} EndTime={end} Deadline=N/A
    NodeList=node1
+   Command={command}
 """
 
 
@@ -71,6 +72,7 @@ class Slurm:
     now: float = 0.0
     user: str = "ann"
     epoch: int = 1000  # of the jobs' submission, in epoch seconds
+    shown: str = "(null)"  # the batch script that scontrol shows
     calls: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     asked: list[tuple[float, str, int]] = field(default_factory=list)
@@ -161,6 +163,7 @@ class Slurm:
                 submit=self.epoch + moment.restarts,
                 start=self.epoch + 1,
                 end=self.epoch + 2,
+                command=self.shown,
             ),
         )
 

@@ -159,7 +159,7 @@ async def _submit(made: Made, interrupts: Interrupts) -> Submitted | None:
     from supervisor.scheduler.submit import Sbatch, Stop, Submitter
 
     stop, submission = Stop(), made.order.submission
-    submitter = Submitter(Sbatch(os.environ), SlurmClient(), stop)
+    submitter = Submitter(Sbatch(os.environ, os.getcwd()), SlurmClient(), stop)
     with interrupts.told_to(stop.ask):
         done = await submitter.settle_earlier(submission.base, made.plan_text, submission.uid)
         if done is None:
@@ -223,7 +223,7 @@ async def _settle(made: Made, interrupts: Interrupts) -> Submitted | None:
 
     stop, submission = Stop(), made.order.submission
     with interrupts.told_to(stop.ask):
-        submitter = Submitter(Sbatch(os.environ), SlurmClient(), stop)
+        submitter = Submitter(Sbatch(os.environ, "/"), SlurmClient(), stop)
         earlier = await submitter.settle_earlier(submission.base, made.plan_text, submission.uid)
     if earlier is None and stop.gently.is_set():
         raise KeyboardInterrupt

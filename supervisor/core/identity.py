@@ -9,6 +9,8 @@ under which name), from the opening of its run (the cluster, the user, when). A 
   started anew: a requeue gives a new time of submission.
   By whose clock? By Slurm's, where the controller has shown the job with the script of our submission, whose path no
   other job has; else by that of the machine that submitted, which may have been wrong.
+* The **script** that the controller shows must be that of the submission: a job that runs another one is another job,
+  however well the times fit. (sbatch may have told a wrong id.)
 * The **run** must have been opened while the job of the record lived.
 * The **name** decides nothing: users rename jobs. A difference is told.
 
@@ -60,7 +62,8 @@ NOTHING: Final = Known()
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """Why a record is of another job with the same id. `earlier`: of one before ours, which is not in the books yet."""
+    """Why a record is of another job with the same id. `earlier`: not of one that got the id after ours, so
+    that nothing may be concluded: ours is not in the books yet, or has another id."""
 
     why: str
     earlier: bool = False
@@ -72,6 +75,14 @@ def by_slurms_clock(known: Known, records: Iterable[JobRecord]) -> Known:
     times = [record.submit for record in records if known.script and record.command == known.script]
     told = [at for at in times if at is not None]
     return replace(known, asked=min(told), answered=max(told)) if told else known
+
+
+def runs_another_script(known: Known, records: Iterable[JobRecord]) -> Stranger | None:
+    """Why the job of these records is not the one that we know: it runs another batch script."""
+    shown = [record.command for record in records if record.command]
+    if not known.script or not shown or known.script in shown:
+        return None
+    return Stranger(f"it runs {shown[-1]}, and what was submitted is {known.script}", earlier=True)
 
 
 def not_of_this_job(record: JobRecord, known: Known, *, requeued: bool = False) -> Stranger | None:

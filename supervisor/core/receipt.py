@@ -21,7 +21,15 @@ from typing import Any, Final
 
 from supervisor.core import events as ev
 from supervisor.core.answers import Answer
-from supervisor.core.identity import NOTHING, Known, Stranger, by_slurms_clock, not_of_this_job, renamed
+from supervisor.core.identity import (
+    NOTHING,
+    Known,
+    Stranger,
+    by_slurms_clock,
+    not_of_this_job,
+    renamed,
+    runs_another_script,
+)
 from supervisor.core.layout import Layout
 from supervisor.core.slurm import FOLD, ExitCode, parse_exit_code, parse_state
 from supervisor.core.state import End, Failure, RankState, RunState
@@ -214,8 +222,9 @@ def stranger_of(truth: Truth, known: Known) -> Stranger | None:
     """Why the record is of another job with the same id than the one that we know; None: it may well be of ours."""
     if truth.record is None:
         return None
-    known = by_slurms_clock(known, (answer.record for answer in truth.answers if answer.record))
-    return not_of_this_job(truth.record, known, requeued=bool(restarts_of(truth)))
+    records = [answer.record for answer in truth.answers if answer.record]
+    told = not_of_this_job(truth.record, by_slurms_clock(known, records), requeued=bool(restarts_of(truth)))
+    return told or runs_another_script(known, records)
 
 
 def contradicted(sealed: Document, truth: Truth) -> str | None:

@@ -5,8 +5,12 @@ the request from its queue later, whoever has gone away meanwhile (measured: sto
 and the job was there when it went on). So an answer is one of three:
 
 * **submitted**: sbatch ended with 0 and printed an id, and nothing else;
-* **refused**: it ended otherwise, and by its own words the controller has answered, or was never reached;
+* **refused**: it ended otherwise, and by its own words (`sbatch: error: ...`) the controller has answered, or was never
+  reached;
 * **doubtful**: anything else.
+
+The id that sbatch prints is believed where the controller shows our script with it, or cannot be asked. Where it shows
+another one (a wrapper around sbatch may print anything) the job is looked for as after a doubt.
 
 A doubt is settled by the one thing that no other job has, the path of the batch script, which is in a directory made
 for this submission alone. Three places know it:
@@ -56,6 +60,9 @@ _DOUBTFUL: Final = re.compile(
     re.I,
 )
 """What sbatch says of a conversation that broke off after it may have sent its request."""
+_REFUSED: Final = re.compile(r"^sbatch\S*: (?:error|fatal): |^Try \"sbatch --help\"", re.M)
+"""How sbatch begins its own words of refusal, and how it ends them where an option is wrong. Anybody's else (of a
+wrapper, or of something that killed it) may come after the request."""
 
 
 def read_reply(returncode: int | None, stdout: str, stderr: str, trouble: str = "") -> Reply:
@@ -71,9 +78,8 @@ def read_reply(returncode: int | None, stdout: str, stderr: str, trouble: str = 
         return Reply("submitted", said if stderr.strip() else "", jobid, cluster)
     ended = said or f"sbatch ended with {returncode}"
     killed = returncode is None or returncode < 0 or returncode > 128
-    if (
-        killed or _DOUBTFUL.search(stderr) or re.search(r"^\d+(?:;|$)", stdout, re.M)
-    ):  # or it printed an id all the same
+    printed_id = re.search(r"^\d+(?:;|$)", stdout, re.M)
+    if killed or printed_id or not _REFUSED.search(stderr) or _DOUBTFUL.search(stderr):
         return Reply("doubtful", ended)
     return Reply("refused", ended, reached=not _NOT_REACHED.search(stderr))
 
@@ -98,6 +104,12 @@ def sacct_commands_argv(uid: int, minutes: int, cluster: str | None) -> list[str
     where = [f"--clusters={cluster}"] if cluster else []
     how = ["--noheader", "--parsable2", "--allocations", "--duplicates", f"--user={uid}"]
     return ["sacct", *where, *how, f"--starttime=now-{minutes}minutes", NO_END, "--format=JobID,SubmitLine"]
+
+
+def shows_another(text: str, script: str) -> bool:
+    """Whether the job in scontrol's answer runs a batch script, and not this one."""
+    shown = [path for path in re.findall(r"^   Command=(.*)$", text, re.M) if path != "(null)"]
+    return bool(shown) and script not in shown
 
 
 def ids_in_queue(text: str, script: str) -> set[str]:

@@ -30,14 +30,15 @@ class Unfit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """`base`: where the submission's directory is made; `allocctl`: that of the nodes; `environ`: sbatch's, and the
-    job's. Paths are absolute."""
+    """`base`: where the submission's directory is made; `allocctl`: that of the nodes; `environ` and `cwd`: sbatch's,
+    and the job's. Paths are absolute."""
 
     base: str
     allocctl: str
     cluster: str | None
     options: tuple[str, ...]
     environ: Mapping[str, str]
+    cwd: str = "/"
 
     def order(self, plan: Plan) -> Order:
         """The order for one submission, with a directory of its own. Raises Misfit."""
@@ -65,22 +66,23 @@ def terms(
     cluster: str | None = None,
     options: Sequence[str] = (),
 ) -> tuple[Terms, tuple[str, ...]]:
-    """The terms, and notes for people. `cwd` (default: this process's) is where relative paths start. Blocks, at most
-    `VERSION_LIMIT` seconds. Raises Unfit."""
+    """The terms, and notes for people. `cwd` (default: this process's) is where relative paths start, and the job.
+    Blocks, at most `VERSION_LIMIT` seconds. Raises Unfit."""
+    try:
+        cwd = cwd or os.getcwd()
+    except FileNotFoundError:
+        raise Unfit("the working directory does not exist any more: change to one that does") from None
     kept = submission_environment(environ)
     if not shutil.which("sbatch", path=kept.get("PATH")):
         raise Unfit("there is no sbatch on PATH: add Slurm's bin directory, or use `allocctl run` on this machine")
     found, notes = find_allocctl(allocctl, plan, environ)
     base = _base(directory or environ.get("ALLOCD_RUNS") or plan.base, cwd)
-    return Terms(base, found, _cluster(cluster, plan, environ), tuple(options), kept), notes
+    return Terms(base, found, _cluster(cluster, plan, environ), tuple(options), kept, cwd), notes
 
 
-def _base(given: str, cwd: str | None) -> str:
+def _base(given: str, cwd: str) -> str:
     """Where the submission's directory is made, from the root. Raises Unfit."""
-    try:
-        path = os.path.normpath(os.path.join(cwd, given)) if cwd else os.path.abspath(given)
-    except FileNotFoundError:
-        raise Unfit("the working directory does not exist any more: change to one that does") from None
+    path = os.path.normpath(os.path.join(cwd, given))
     if not path.isprintable():
         raise Unfit(f"{path!a}: a path that is no printable text: choose another place with --dir")
     return path

@@ -5,7 +5,7 @@ A slurmctld that is down keeps squeue, scontrol and scancel for eight to ten sec
 deadline of its own (default 5 s) after which its process is killed. What a command prints is bounded: an
 answer beyond the limit is no answer. Command lines are argument lists, made in `core`; ids are checked before
 they become arguments. The environment is `query_environment`: no filter or format can slip in through a
-variable.
+variable. They run in `/`: the directory that whoever asks was started in may be gone.
 
 Trouble (a command that is missing, late, too talkative, or that fails) comes back inside the `Answer`, or as
 None or False where the answer is simple. A `ValueError` means that the caller's id or signal is malformed.
@@ -93,7 +93,8 @@ class SlurmClient:
     """Slurm's commands as found on PATH of `environ` (default: this process's), on one cluster (default: its
     own).
 
-    `deadline` is in seconds a call, `max_output` in bytes for each of stdout and stderr. The attribute `calls` counts
+    `deadline` is in seconds a call, `max_output` in bytes for each of stdout and stderr, `cwd` where they run. The
+    attribute `calls` counts
     the commands that were run, by name, and `errors` those of them that did not start, did not end in time or ended
     with another code than 0 (squeue's for a job that it does not know among them).
     """
@@ -105,12 +106,14 @@ class SlurmClient:
         cluster: str | None = None,
         deadline: float = DEADLINE,
         max_output: int = MAX_OUTPUT,
+        cwd: str = "/",
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._environ = query_environment(os.environ if environ is None else environ)
         self._cluster = cluster
         self._deadline = deadline
         self._max_output = max_output
+        self._cwd = cwd
         self._now = now
         self.calls: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
@@ -258,10 +261,12 @@ class SlurmClient:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env=self._environ,
+                cwd=self._cwd,
                 start_new_session=True,
             )
         except OSError as error:
-            return Printed(None, trouble=f"{argv[0]} cannot be started: {error.strerror or error}")
+            where = f" in {self._cwd}" if error.filename == self._cwd else ""
+            return Printed(None, trouble=f"{argv[0]} cannot be started{where}: {error.strerror or error}")
         out, err = bytearray(), bytearray()
         trouble = ""
         try:

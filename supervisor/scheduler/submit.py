@@ -32,8 +32,10 @@ from supervisor.core.settling import (
     ids_in_queue,
     read_reply,
     sacct_commands_argv,
+    shows_another,
     squeue_commands_argv,
 )
+from supervisor.core.slurm_records import scontrol_argv
 from supervisor.core.submission import RECORD, Order, Submission, submission_environment
 from supervisor.loop.flag import Flag
 from supervisor.scheduler.client import Printed, SlurmClient, utc_now
@@ -54,6 +56,7 @@ from supervisor.scheduler.record import read_record
 DEADLINE: Final = 60.0
 PATIENCE: Final = Patience()
 LAST_CHANCE: Final = 5.0  # seconds for sbatch to answer after the first interrupt
+WRONG_ID: Final = "sbatch has told job {}, which runs another script; found by its script: job {}"
 _MARGIN: Final = 60  # minutes that clocks may differ by, when accounting is asked for jobs since a time
 
 
@@ -65,10 +68,10 @@ class Runs(Protocol):
 
 
 class Sbatch(SlurmClient):
-    """Runs sbatch, in the environment that the job gets, too."""
+    """Runs sbatch, in the environment and the directory that the job gets, too."""
 
-    def __init__(self, environ: Mapping[str, str], *, deadline: float = DEADLINE) -> None:
-        super().__init__(environ=environ, deadline=deadline)
+    def __init__(self, environ: Mapping[str, str], cwd: str, *, deadline: float = DEADLINE) -> None:
+        super().__init__(environ=environ, deadline=deadline, cwd=cwd)
         self._environ = submission_environment(environ)
 
 
@@ -129,15 +132,19 @@ class Submitter:
             reply = await self._ask(list(asked.argv))
             if reply.kind == "doubtful":
                 return await self._settled(order.directory, replace(asked, words=reply.words))
+            asked = replace(asked, cluster=reply.cluster or asked.cluster, words=reply.words)
+            ids = () if reply.jobid is None else await self._with_our_script(order.directory, asked, reply.jobid)
             answered = replace(
                 asked,
                 state=reply.kind,
-                jobid=reply.jobid,
-                cluster=reply.cluster or asked.cluster,
+                jobid=ids[0] if ids else None,
                 answered=self._utc(),
-                words=reply.words,
+                words=reply.words
+                if reply.jobid in (None, *ids)
+                else WRONG_ID.format(reply.jobid, " and job ".join(ids)),
             )
-            return await self._kept(Submitted(order.directory, answered, reached=reply.reached))
+            several = ids if len(ids) > 1 else ()
+            return await self._kept(Submitted(order.directory, answered, several, reached=reply.reached))
 
     async def settle_earlier(self, base: str, plan_text: str, uid: int) -> Submitted | None:
         """Settle every submission of this plan below `base` that is in doubt: the first that has a job, or that still
@@ -183,6 +190,15 @@ class Submitter:
             return Reply("doubtful", "sbatch was interrupted")
         printed = asking.result()
         return read_reply(printed.returncode, printed.stdout, printed.stderr, printed.trouble)
+
+    async def _with_our_script(self, directory: str, asked: Submission, told: str) -> tuple[str, ...]:
+        """The job whose id sbatch has told; where the controller shows another script with that id, those that run
+        ours, if any are known."""
+        shown = await self._slurm.run(scontrol_argv(told, asked.cluster))
+        if shown.returncode != 0 or not shows_another(shown.stdout, asked.script):
+            return (told,)
+        found, _ = await self._look(directory, asked)
+        return tuple(sorted(found, key=int)) or (told,)
 
     # --- doubts ---
 

@@ -62,11 +62,13 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         args = parser.parse_args(words)
         flags = {item.name: getattr(args, item.name) for item in fields(Settings)}
+        config = args.config and _from_root(args.config)
 
         def read() -> Settings:
-            return read_settings(os.environ, flags, args.config)
+            return read_settings(os.environ, flags, config)
 
         settings = read()
+        os.chdir("/")  # where it was started may be removed, or be a file system that is to be unmounted
         if other := _other_owner():
             text = f"the package `supervisor` here is also that of {other}: install allocd in an environment of its own"
             raise CannotStart(text, codes.CONFIG)
@@ -108,6 +110,14 @@ def _run(settings: Settings, read: Callable[[], Settings], notifier: Notifier) -
         return codes.FAULT
     finally:
         outlet.close()
+
+
+def _from_root(path: str) -> str:
+    """Raises CannotStart."""
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:
+        raise CannotStart(f"{path}: the working directory is gone: change to one that is there", codes.CONFIG) from None
 
 
 def _other_owner() -> str:

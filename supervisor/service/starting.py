@@ -51,7 +51,7 @@ class Starting:
         if self._life.state.stopping:
             await self._life.hear(ev.SubmissionEnded("absent", words="cancelled before sbatch was run"))
             return
-        submitter = self._world.submitter(terms.environ, self._stop)
+        submitter = self._world.submitter(terms.environ, self._stop, terms.cwd)
         try:
             done = await submitter.submit(order, text)
         except OSError as error:  # its directory cannot be made
@@ -70,6 +70,8 @@ class Starting:
         Misfit."""
         text, asked = self._asked()
         terms = Terms(**{**asked, "options": tuple(asked["options"])})
+        if not os.access(terms.cwd, os.X_OK):
+            raise Misfit(f"{terms.cwd}, where it was submitted, is gone, or may not be entered: change to another one")
         try:
             os.makedirs(terms.base, exist_ok=True)
         except OSError as error:

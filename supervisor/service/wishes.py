@@ -89,5 +89,5 @@ def _plan(text: str, environ: Mapping[str, str]) -> Plan:
 
 
 def _terms_text(found: Terms) -> str:
-    values = {name: getattr(found, name) for name in ("base", "allocctl", "cluster", "options")}
+    values = {name: getattr(found, name) for name in ("base", "allocctl", "cluster", "options", "cwd")}
     return json.dumps({**values, "environ": dict(found.environ)})

@@ -152,9 +152,9 @@ class World:
         """How long doubts and outages are borne."""
         return replace(USUAL, patience=self.settings.patience, outage=self.settings.outage)
 
-    def submitter(self, environ: Mapping[str, str], stop: Stop) -> Submits:
-        """Who submits with these variables."""
-        sbatch, slurm = Sbatch(environ), SlurmClient()
+    def submitter(self, environ: Mapping[str, str], stop: Stop, cwd: str = "/") -> Submits:
+        """Who submits with these variables, in this directory."""
+        sbatch, slurm = Sbatch(environ, cwd), SlurmClient()
         for client in (sbatch, slurm):
             client.calls, client.errors = self._calls, self._errors
         return Submitter(sbatch, slurm, stop)

@@ -122,7 +122,7 @@ class Scene(World):
         slurm = self.slurm
         return Cluster(slurm, Poller(slurm, pace=PACE, clock=lambda: slurm.now, sleep=slurm.sleep))
 
-    def submitter(self, environ: Any, stop: Stop) -> Submitter:
+    def submitter(self, environ: Any, stop: Stop, cwd: str = "/") -> Submitter:
         return Submitter(self.slurm, self.slurm, stop, patience=QUICK, last_chance=0.2)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -38,6 +39,7 @@ if name == "sbatch":
         except FileExistsError:
             pass
     os.write(fd, sys.argv[-1].encode())
+    open(top + "/submitted-in", "w").write(os.getcwd())
     print(number)
 elif name == "squeue":
     form = " ".join(sys.argv)
@@ -122,6 +124,24 @@ def test_it_answers_while_its_settings_are_read_and_reads_them_once_more_if_aske
         file.write("limit = 3")
     until(lambda: host.ask("GET", "/v1/health")["limit"] == 4, "the second is not lost")
     assert host.end()[0] == 0
+
+
+@pytest.mark.slow
+def test_where_it_was_started_may_be_removed(host: Host) -> None:
+    place = host.top / "place"
+    place.mkdir()
+    (place / "own.toml").write_text("limit = 3")
+    host.words = ("env", f"--chdir={place}")
+    host.start("--config", "own.toml")
+    assert host.process is not None and os.readlink(f"/proc/{host.process.pid}/cwd") == "/"
+    shutil.rmtree(place)
+    host.submit("one")
+    assert host.until_all_ended(1)[0]["verdict"]["code"] == 7
+    assert (host.top / "submitted-in").read_text() == str(host.top), "where the one was who submitted"
+    place.mkdir()
+    (place / "own.toml").write_text("limit = 4")
+    host.process.send_signal(signal.SIGHUP)
+    until(lambda: host.ask("GET", "/v1/health")["limit"] == 4, "a path that was relative still means the same file")
 
 
 @pytest.mark.slow

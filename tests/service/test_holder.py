@@ -112,6 +112,32 @@ async def test_a_jobs_id_is_the_jobs_own_and_not_that_of_an_adoption_in_it(
         assert code(await site.until(holder, mine.key, "ended")) == 130
 
 
+async def test_a_plan_whose_working_directory_is_gone_when_it_is_its_turn_is_refused(site: Site) -> None:
+    place = site.top / "place"
+    place.mkdir()
+    site.settings = Settings(patience=0.0, limit=1)
+    site.slurm.history = [RUNNING]
+    async with site.holder() as holder:
+        await site.until(holder, (await holder.submit(site.request(), None)).key, "running", "pending")
+        waits = await holder.submit(replace(site.request(), cwd=str(place)), None)
+        place.rmdir()
+        await holder.stop("101", "cancel")
+        end = await site.until(holder, waits.key, "ended")
+    assert end.verdict is not None
+    assert (end.verdict["code"], end.verdict["reason"], site.slurm.submitted) == (78, "refused", 1)
+    assert f"{place}, where it was submitted, is gone" in end.verdict["summary"]
+
+
+async def test_another_jobs_end_is_never_that_of_what_was_submitted(site: Site) -> None:
+    site.slurm.history = [(0.0, "FAILED", "7:0")]
+    site.slurm.shown = "/runs/submit-another/job.sh"
+    async with site.holder() as holder:
+        end = await site.until(holder, (await holder.submit(site.request(), None)).key, "ended")
+    assert end.verdict is not None
+    assert code(end) == 75
+    assert "it runs /runs/submit-another/job.sh" in end.verdict["summary"]
+
+
 async def test_every_mistake_of_a_plan_is_told_apart(site: Site) -> None:
     async with site.holder() as holder:
         with pytest.raises(Refusal) as refused:
@@ -797,8 +823,9 @@ def check_the_end(site: Site, number: int) -> None:
     assert set(numbers.values()) == {1}, where
 
 
-async def test_what_a_submission_asks_of_slurm_is_counted(tmp_path: Path) -> None:
+async def test_what_a_submission_asks_of_slurm_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = FakeSlurm(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", slurm.path)
     environ = {"PATH": slurm.path}
     request = SubmitRequest(PLAN, str(tmp_path), directory="base", allocctl="/nodes/allocctl", environ=environ)
     asked = json.loads(submission(request, {}).files[REQUEST])
@@ -809,10 +836,10 @@ async def test_what_a_submission_asks_of_slurm_is_counted(tmp_path: Path) -> Non
         return await world.submitter(environ, Stop()).submit(terms.order(plan_of(PLAN, "plan", environ)), PLAN)
 
     assert (await submit()).submission.state == "submitted"
-    assert (world.calls(), world.errors()) == ({"sbatch": 1}, {})
+    assert (world.calls(), world.errors()) == ({"sbatch": 1, "scontrol": 1}, {})
     sbatch = tmp_path / "slurm" / "bin" / "sbatch"
     sbatch.unlink()
-    sbatch.write_text("#!/bin/sh\nexit 1\n")
+    sbatch.write_text("#!/bin/sh\necho sbatch: error: no >&2\nexit 1\n")
     sbatch.chmod(0o755)
     assert (await submit()).submission.state == "refused"
     assert world.errors()["sbatch"] == world.calls()["sbatch"] - 1 == 1

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from supervisor.core.identity import NOTHING, SLACK, Known, by_slurms_clock, not_of_this_job, renamed
+from supervisor.core.identity import (
+    NOTHING,
+    SLACK,
+    Known,
+    by_slurms_clock,
+    not_of_this_job,
+    renamed,
+    runs_another_script,
+)
 from supervisor.core.slurm_records import JobRecord
 from tests.unit.test_truth import book, live
 
@@ -78,6 +86,19 @@ def test_by_slurms_clock_where_the_controller_shows_our_script() -> None:
         (ours, []),
     ]:
         assert by_slurms_clock(known, records) == known
+
+
+def test_a_job_that_runs_another_script_is_another_one() -> None:
+    shown = live("COMPLETED").record
+    assert shown is not None
+    ours, other = (replace(shown, command=f"/runs/submit-{token}/job.sh") for token in "ab")
+    known = Known(script=ours.command)
+    found = runs_another_script(known, [record(), other])
+    assert found is not None and found.earlier
+    assert found.why == f"it runs {other.command}, and what was submitted is {ours.command}"
+    for records in ([], [record()], [ours], [other, ours]):
+        assert runs_another_script(known, records) is None
+    assert runs_another_script(NOTHING, [other]) is None
 
 
 def test_a_name_is_told_and_decides_nothing() -> None:

@@ -38,7 +38,8 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
     monkeypatch.chdir(tmp_path)
 
     def run_id(scontrol: str, **environ: str) -> str:
-        for name, script in (("srun", "exit 1"), ("scontrol", f'echo "$*" >>asked\n{scontrol}')):
+        asked = f'echo "$*" >>"{tmp_path}/asked"'
+        for name, script in (("srun", "exit 1"), ("scontrol", f"{asked}\n{scontrol}")):
             (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
             (tmp_path / name).chmod(0o755)
         for name, text in {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", **environ}.items():

@@ -107,6 +107,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
         f'for SCRIPT; do :; done\njob() {{ echo "$1|$SCRIPT" >>"{top}/queue"; }}\n. "{top}/sbatch.body"',
         "squeue": f'. "{top}/squeue.body"; cat "{top}/queue" 2>/dev/null; exit 0',
         "allocctl": f'echo "allocctl {__version__}"',
+        "scontrol": f'cat "{top}/shown" 2>/dev/null || exit 1',
         "sacct": f'cat "{top}/book" 2>/dev/null || {{ echo "sacct: error: no database" >&2; exit 1; }}',
     }
     (top / "bin").mkdir()
@@ -345,6 +346,47 @@ def test_a_job_that_was_made_all_the_same_is_found(site: Site, body: str, why: s
     assert why in done.err and "found by its script: job 12" in done.err
     assert (site.record().state, site.record().jobid) == ("submitted", "12")
     assert list(site.links) == ["12"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "out", "words"),
+    [
+        ("/another/job.sh", "13", "sbatch has told job 1, which runs another script; found by its script: job 13"),
+        ("(null)", "1", ""),
+        ("$SCRIPT", "1", ""),
+        ("", "1", ""),
+    ],
+)
+def test_an_id_is_believed_unless_the_controller_shows_another_script(
+    site: Site, shown: str, out: str, words: str
+) -> None:
+    show = f'printf "JobId=1 JobName=x\\n   Command=%s\\n" "{shown}" >"{site.top}/shown"; ' if shown else ""
+    site.sbatch(f"job 13; {show}echo 1")
+    done = site.submit()
+    assert (done.code, done.out, site.record().words) == (0, f"{out}\n", words)
+    assert list(site.links) == [out]
+
+
+def test_without_a_job_of_our_script_the_id_stays_what_sbatch_told(site: Site) -> None:
+    site.sbatch(f'printf "JobId=1 JobName=x\\n   Command=/another\\n" >"{site.top}/shown"; echo 1')
+    assert site.submit().out == "1\n"
+
+
+def test_an_end_without_sbatchs_own_words_is_a_doubt(site: Site) -> None:
+    site.sbatch("job 13; exit 1")
+    done = site.submit()
+    assert (done.code, done.out) == (0, "13\n")
+    site.sbatch("rm -f queue; echo 'our wrapper: its log is full' >&2; exit 1")
+    done = site.submit()
+    assert (done.code, site.record().state) == (1, "absent")
+    assert "our wrapper: its log is full; there is no such job" in done.err
+
+
+def test_sbatch_runs_where_one_is_and_what_asks_slurm_does_not(site: Site) -> None:
+    site.squeue(f'pwd >"{site.top}/asked-in"')
+    site.sbatch(f'pwd >"{site.top}/submitted-in"; job 12; exit 1')
+    assert site.submit().code == 0
+    assert [(site.top / name).read_text().strip() for name in ("submitted-in", "asked-in")] == [str(site.top), "/"]
 
 
 def test_a_job_that_was_not_made(site: Site) -> None:

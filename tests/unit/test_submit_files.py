@@ -166,7 +166,7 @@ async def test_a_lock_that_cannot_be_given_back_changes_no_answer(
     monkeypatch.setattr(directories._Lock, "give_up", fails)
     slurm = Slurm()
     done = await Submitter(slurm, slurm, Stop()).submit(order(tmp_path), PLAN)
-    assert (done.submission.jobid, slurm.calls, locks()) == ("12", ["sbatch"], [])
+    assert (done.submission.jobid, slurm.calls, locks()) == ("12", ["sbatch", "scontrol"], [])
 
 
 @pytest.mark.parametrize(("module", "name", "word"), [(os, "open", ".lock"), (os, "open", "submission.json")])
