@@ -96,16 +96,31 @@ def _by_daemon(args: argparse.Namespace, daemon: Daemon, held: Document, part: s
     how = "cancel" if args.cancel else "stop"
     guests = held["kind"] == "adopted" and name == held["jobid"]  # of a job that has several allocd tells
     asked = name if guests else part or held["key"]
+    before = ((part and daemon.find(part)) or held)["stopping"]
     held = daemon.ask("POST", f"{allocation(asked)}/stop", {"how": how}, 30.0)
     if held["state"] == "ended":
         text = f"{names_of(held)} was withdrawn before it became a job"
     else:
-        ends = "it is told to end in order" if held["run_id"] else "it ends in order as soon as its run has begun"
-        what = f"its {'task' if part else 'job'} is being cancelled" if args.cancel else ends
+        what = _cancels(held, part, before) if args.cancel else _ends(held, before)
         who = f"task {part} of {held['key']}" if part else names_of(held)
         text = f"{who}: {what}; `allocctl wait {part or name_of(held)}` tells its end"
         text += f" (so far: {held['trouble']})" if held["trouble"] else ""
     return _done(args, text, held)
+
+
+def _cancels(held: Document, part: str | None, before: str | None) -> str:
+    """What a cancel does. `before`: what had been asked for."""
+    again = ", and scancel is sent again" if before == "cancel" and held["state"] in ("pending", "running") else ""
+    return f"its {'task' if part else 'job'} is being cancelled{again}"
+
+
+def _ends(held: Document, before: str | None) -> str:
+    """What a stop does."""
+    if before == "cancel":
+        return "it is being cancelled already, and nothing more is done (`stop --cancel` sends scancel again)"
+    if not held["run_id"]:
+        return "it ends in order as soon as its run has begun"
+    return "it was asked to end before, and its engine is told once" if before else "it is told to end in order"
 
 
 # --- without a daemon -------------------------------------------------------------------------------------------------

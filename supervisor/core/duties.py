@@ -10,6 +10,8 @@ from supervisor.core.kept import HELD, Kept
 
 PAUSES: Final = (2.0, 5.0, 15.0, 30.0, 60.0)
 """Seconds before something is tried again; the last one from then on."""
+AGAIN: Final = 60.0
+"""Seconds until a scancel that Slurm has taken is sent again, as long as the job lives; ever more, to an hour."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,18 @@ class Attend(Duty):
 
 @dataclass(frozen=True)
 class Cancel(Duty):
-    """scancel of these jobs and tasks; tell CancelTried."""
+    """scancel of these jobs and tasks, after so many that were `sent`; tell CancelTried."""
 
     jobs: tuple[str, ...]
+    sent: int
+    tries: int
+
+
+@dataclass(frozen=True)
+class CancelAgain(Duty):
+    """scancel of what lives although Slurm has taken one (`Kept.uncancelled`, as it is then); tell CancelTried."""
+
+    sent: int
     tries: int
 
 
@@ -99,6 +110,7 @@ SLOTS: Final[dict[type[Duty], str]] = {
     Follow: "follow",
     Attend: "follow",
     Cancel: "cancel",
+    CancelAgain: "cancel",
     StopEngines: "stop",
     Copy: "copy",
 }
@@ -130,7 +142,9 @@ def _to_follow(state: Kept) -> Iterable[Duty]:
     yield Attend(state.run_id) if state.kind == "adopted" else Follow(state.jobid)
     after = _pause(state.tries)
     if to_cancel := state.to_cancel:
-        yield Cancel(to_cancel, state.tries, after=after)
+        yield Cancel(to_cancel, state.cancels, state.tries, after=after)
+    elif state.uncancelled:
+        yield CancelAgain(state.cancels, state.tries, after=after or AGAIN * min(state.cancels, 60))
     if state.to_stop:
         yield StopEngines(sum(run.stopped for run in state.runs.values()), state.tries, after=after)
 

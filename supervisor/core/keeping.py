@@ -16,7 +16,8 @@ adopted allocation is started by the same rule.
 
 **A cancel is never lost.** Before sbatch runs it ends the allocation at once. While sbatch runs it waits for the answer
 (`Hurry` asks for that soon), and what was submitted is then cancelled, every job of it. Until Slurm has taken the
-scancel it stays a duty. Only what was submitted here is cancelled: an adopted or followed job is somebody else's.
+scancel it stays a duty; one that had no effect is sent again, after a minute or when somebody asks again. Only what was
+submitted here is cancelled: an adopted or followed job is somebody else's.
 
 **A stop reaches every run**: each engine is told once, that of every task of an array, of those that begin later and of
 the attempt after a requeue. A task of an array can be ended by itself.
@@ -134,12 +135,12 @@ def _objection(state: Kept, event: Event) -> str:
                 wrong = "told already"
         case ev.StopAsked():
             foreign = event.how == "cancel" and _is_foreign(state)
-            asked = state.asked(event.part) in (event.how, "cancel")
+            asked = state.is_asked(event.how, event.part)
             late = "it has a verdict" if state.verdict else ""
             strange = "" if not event.part or state.has_part(event.part) else "nobody has seen this part"
             wrong = "its job is somebody else's" if foreign else "asked already" if asked else late or strange
         case ev.CancelTried():
-            wrong = "" if state.to_cancel else "nobody asks for it"
+            wrong = "" if "cancel" in (state.stopping, *state.parts.values()) else "nobody asks for it"
         case ev.StopTried():
             run = state.runs.get(event.run_id or state.run_id)
             asked = "stop" in (state.stopping, *state.parts.values())
@@ -260,6 +261,9 @@ def _placed(state: Kept) -> Kept:
 
 
 def _stop_asked(state: Kept, event: ev.StopAsked) -> Kept:
+    if event.how == "cancel":  # what has been taken before had no effect
+        taken = tuple(name for name in state.cancelled if event.part and name != event.part)
+        state = replace(state, cancelled=taken)
     if event.part:
         return replace(state, parts={**state.parts, event.part: event.how}, tries=0)
     state = replace(state, stopping=event.how, tries=0)
@@ -270,7 +274,8 @@ def _stop_asked(state: Kept, event: ev.StopAsked) -> Kept:
 
 def _cancel_tried(state: Kept, event: ev.CancelTried) -> Kept:
     taken = event.jobs or (() if event.trouble else state.to_cancel)
-    return _tried(replace(state, cancelled=(*state.cancelled, *taken)), event.trouble)
+    cancelled = tuple(dict.fromkeys((*state.cancelled, *taken)))
+    return _tried(replace(state, cancelled=cancelled, cancels=state.cancels + (not event.trouble)), event.trouble)
 
 
 def _stop_tried(state: Kept, event: ev.StopTried) -> Kept:

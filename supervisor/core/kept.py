@@ -10,6 +10,7 @@ from supervisor.core.slurm import parse_state
 
 HELD: Final = frozenset({"pending", "running", "ending"})
 """States in which Slurm has it."""
+LIVES: Final = frozenset({"pending", "running"})
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Kept:
     stopping: str = ""  # what was asked of the whole: stop or cancel
     parts: Mapping[str, str] = field(default_factory=dict)  # what was asked of tasks by themselves
     cancelled: tuple[str, ...] = ()  # jobs and tasks of which Slurm has taken the scancel
+    cancels: int = 0  # how often it has taken one
     tries: int = 0  # of ending something, that failed since one did not
     verdict: Mapping[str, Any] | None = None
     receipt: str = ""
@@ -90,6 +92,12 @@ class Kept:
         asked = (self.stopping, self.parts.get(unit_of(name), ""))
         return "cancel" if "cancel" in asked else "stop" if "stop" in asked else ""
 
+    def is_asked(self, how: str, name: str = "") -> bool:
+        """Whether asking for this changes nothing: it, or more, was asked for already. A cancel of what lives is sent
+        again."""
+        before = self.asked(name)
+        return before == how == "stop" or (before == "cancel" and (how == "stop" or self.phase not in LIVES))
+
     @property
     def to_stop(self) -> tuple[str, ...]:
         """The runs whose engines are still to be told to end in order."""
@@ -107,6 +115,12 @@ class Kept:
         parts = (part for part, how in self.parts.items() if how == "cancel")
         wanted = self.jobs if self.stopping == "cancel" else parts
         return tuple(name for name in wanted if name not in self.cancelled)
+
+    @property
+    def uncancelled(self) -> tuple[str, ...]:
+        """The jobs and tasks that live all the same, although Slurm has taken the scancel."""
+        alive = self.cancelled if self.verdict is None and self.phase in LIVES else ()
+        return tuple(name for name in alive if not self.is_over(name))
 
     def is_over(self, name: str) -> bool:
         """Whether Slurm has ended what a run, or a part, is of; a run of several components is of all of them."""

@@ -37,6 +37,7 @@ NEAR: Final = (0.0, 0.1, 0.3, 0.7, 1.5, 3.0)
 DRAIN: Final = 30.0  # seconds in which nothing could be told, and what is left is given up
 SEAL_MARGIN: Final = 60.0  # seconds that sealing may take on a slow file system, beyond its patience
 CANCEL_AGAIN: Final = 2.0  # seconds until a scancel that failed is tried again
+CANCEL_ANEW: Final = 60.0  # seconds until one that Slurm has taken, and that had no effect, is sent again
 
 
 class Teller(Protocol):
@@ -318,14 +319,21 @@ class Wait:
 
     async def _cancel_when_asked(self) -> None:
         await self._cancelling.wait()
+        await self._cancel_job()
+        self._teller.cancelled()
+        while True:
+            self._poller.hasten()
+            await asyncio.sleep(CANCEL_ANEW)
+            await self._cancel_job()
+
+    async def _cancel_job(self) -> None:
+        """Until Slurm has taken it."""
         said = ""
         while trouble := await self._client.cancel_job(self._target.jobid):
             if trouble != said:
                 self._teller.say(f"job {self._target.jobid} could not be cancelled yet: {trouble}")
                 said = trouble
             await asyncio.sleep(CANCEL_AGAIN)
-        self._teller.cancelled()
-        self._poller.hasten()
 
 
 async def judge_local(directory: str) -> Sealed:

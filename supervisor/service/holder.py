@@ -331,7 +331,8 @@ class Holder:
         if how == "cancel" and life.state.kind != "submitted":
             raise Refusal(409, "conflict", "its job was not submitted here: only who made it cancels it")
         over = life.ended or life.state.verdict or (task and life.state.is_over(task))
-        if over or life.state.asked(task) in (how, "cancel"):
+        task = "" if how == life.state.stopping == "cancel" else task  # sent again: for the whole
+        if over or life.state.is_asked(how, task):
             return self._answer(life, task)
         if how == "stop" and life.state.kind == "followed" and not life.state.has_engine(task):
             job = task or life.state.jobid

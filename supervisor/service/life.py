@@ -35,7 +35,7 @@ from supervisor.runs.papers import Unreadable
 from supervisor.runs.registry import job_receipt, register_job
 from supervisor.runs.sight import Gone
 from supervisor.runs.waiting import first_error
-from supervisor.scheduler.ours import strangers
+from supervisor.scheduler.ours import GONE, strangers
 from supervisor.scheduler.submit import Stop
 from supervisor.service.book import Book
 from supervisor.service.following import Following
@@ -75,6 +75,7 @@ class Life:
         self._over = Flag()
         self._slots: dict[str, tuple[Duty, asyncio.Task[None]]] = {}
         self._done: dict[str, Duty] = {}  # by slot: what was begun last
+        self._pausing: set[str] = set()  # slots whose duty waits for its time
         self._stop = Stop()
         self._starting = Starting(self, book, world, self._stop)
         self._hurried = Flag()
@@ -175,7 +176,11 @@ class Life:
         if self.ended:
             self._over.set()
             return
-        for duty in duties.duties(self.state):
+        wanted = duties.duties(self.state)
+        for slot in [slot for slot in self._pausing if self._slots[slot][0] not in wanted]:
+            self._done.pop(slot, None)
+            self._slots[slot][1].cancel()
+        for duty in wanted:
             if duty.slot not in self._slots and self._done.get(duty.slot) != duty:
                 self._done[duty.slot] = duty
                 task = self._group.create_task(self._carry_out(duty), name=f"{self.key} {type(duty).__name__}")
@@ -188,7 +193,7 @@ class Life:
 
     async def _carry_out(self, duty: Duty) -> None:
         """Do it, again and again until it is done. Never raises, but when cancelled or when the book is dead."""
-        await self._pause(duty.after)
+        await self._pause(duty, duty.after)
         tries, unread = 0, ""
         while duty in duties.duties(self.state) and not self._book.failed.done():
             try:
@@ -204,7 +209,7 @@ class Life:
                 unread = ""
                 self._trouble(sentence(error))
             tries += 1
-            await self._pause(PAUSES[min(tries, len(PAUSES)) - 1])
+            await self._pause(duty, PAUSES[min(tries, len(PAUSES)) - 1])
         self._done.pop(duty.slot, None)  # it was not done, and may be wanted once more
 
     def _do(self, duty: Duty) -> Coroutine[Any, Any, None]:
@@ -223,6 +228,8 @@ class Life:
                 return self._attend()
             case duties.Cancel():
                 return self._cancel(duty.jobs)
+            case duties.CancelAgain():
+                return self._cancel(self.state.uncancelled)
             case duties.StopEngines():
                 return self._stop_engines()
             case duties.Copy():
@@ -233,13 +240,18 @@ class Life:
         self._hurried.set()
         self._stop.ask()
 
-    async def _pause(self, seconds: float) -> None:
-        """Wait, but for nobody who is in a hurry."""
-        if seconds:
+    async def _pause(self, duty: Duty, seconds: float) -> None:
+        """Wait, but for nobody who is in a hurry. A duty that is not wanted any more is let go meanwhile."""
+        if not seconds:
+            return
+        self._pausing.add(duty.slot)
+        try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._hurried.wait()
-            self._hurried.clear()
+        finally:
+            self._pausing.discard(duty.slot)
+        self._hurried.clear()
 
     def _trouble(self, text: str) -> None:
         if text != self.state.trouble and self.state.phase in keeping.OPEN:
@@ -279,9 +291,11 @@ class Life:
         self._starting.forget_request()
 
     async def _cancel(self, jobs: tuple[str, ...]) -> None:
-        """Ids come again, and Slurm may have been away for long."""
+        """Ids come again, and Slurm may have been away for long. What is over is no trouble where the scancel was taken
+        before."""
         cluster = self._world.cluster(self.state.cluster)
         others = await self._strangers(jobs)
+        jobs = tuple(job for job in jobs if others.get(job) != GONE or job not in self.state.cancelled)
         troubles = {job: others.get(job) or await cluster.client.cancel_job(job) for job in jobs}
         taken = [job for job, trouble in troubles.items() if not trouble]
         self.hear(ev.CancelTried("; ".join(filter(None, troubles.values())), taken))

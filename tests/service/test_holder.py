@@ -532,6 +532,32 @@ async def test_another_job_that_has_the_id_by_now_is_left_alone(
         end_run(run)
 
 
+@pytest.mark.parametrize("asked", [True, False])
+async def test_a_cancel_that_was_taken_and_had_no_effect_is_sent_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    calls = itertools.count()
+    cancel = site.slurm.cancel_job
+
+    async def idle(jobid: str) -> str:
+        return "" if next(calls) == 0 else await cancel(jobid)
+
+    monkeypatch.setattr(site.slurm, "cancel_job", idle)
+    monkeypatch.setattr("supervisor.core.duties.AGAIN", 60.0 if asked else 0.05)
+    site.slurm.history = [RUNNING]
+    async with site.holder() as holder:
+        held = await holder.submit(site.request(), None)
+        await site.until(holder, held.key, "pending")
+        await holder.stop(held.key, "cancel")
+        async with asyncio.timeout(10):
+            while asked and not holder._lives[held.key].state.cancels:  # noqa: ASYNC110 - until it is taken
+                await asyncio.sleep(0.005)
+        if asked:
+            await holder.stop(held.key, "cancel")
+        assert code(await site.until(holder, held.key, "ended")) == 130
+    assert site.slurm.cancelled == ["101"]
+
+
 async def test_only_what_was_submitted_here_is_cancelled(site: Site) -> None:
     site.slurm.jobs["7"] = site.slurm.jobs[site.slurm.make("x")]
     async with site.holder() as holder:

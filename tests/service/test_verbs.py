@@ -243,8 +243,12 @@ def test_stop_and_cancel(desk: Desk) -> None:
     said = desk.say("stop", "1001")
     assert (said.code, said.out) == (0, "")
     assert "a1 (job 1001): it ends in order as soon as its run has begun" in said.err
-    desk.do(desk.world.change, "a1", run_id="1001")
+    desk.do(desk.world.change, "a1", run_id="1001", stopping=None)
     assert "a1 (job 1001): it is told to end in order" in desk.say("stop", "1001").err
+    assert "a1 (job 1001): it was asked to end before, and its engine is told once" in desk.say("stop", "1001").err
+    assert "its job is being cancelled;" in desk.say("stop", "--cancel", "1001").err
+    assert "its job is being cancelled, and scancel is sent again" in desk.say("stop", "--cancel", "1001").err
+    assert "it is being cancelled already, and nothing more is done" in desk.say("stop", "1001").err
     assert desk.say("stop", "--cancel", "a1", "--json").document["allocation"]["stopping"] == "cancel"
     desk.do(desk.world.put, state="ended", verdict=ENDED)
     assert "has ended already: failure, exit code 7" in desk.say("stop", "a2").err

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -97,7 +98,7 @@ class World:
         if self.kind != "submitted":
             how = "stop"
         part = self.rng.choice(["", *self.state.units]) if self.tasks else ""
-        if self.state.asked(part) in (how, "cancel") or self.state.verdict:
+        if self.state.is_asked(how, part) or self.state.verdict:
             return
         self.cancel_asked |= how == "cancel" and not part
         self.hear(ev.StopAsked(how, part))
@@ -177,12 +178,19 @@ class World:
 
     def _cancel(self, duty: duties.Cancel) -> None:
         assert self.kind == "submitted"
-        assert not set(duty.jobs) & self.cancelled, "nothing is cancelled twice"
+        assert not set(duty.jobs) & set(self.state.cancelled), "nothing is cancelled twice, unless somebody asks again"
         if self.state.stopping == "cancel":
-            assert set(duty.jobs) == set(self.jobs) - self.cancelled
-        taken = [job for job in duty.jobs if self.rng.random() < 0.5]
+            assert set(duty.jobs) == set(self.jobs) - set(self.state.cancelled)
+        self.scancel(duty.jobs)
+
+    def _cancelagain(self, duty: duties.CancelAgain) -> None:
+        assert set(self.state.uncancelled) <= self.cancelled
+        self.scancel(self.state.uncancelled)
+
+    def scancel(self, jobs: Sequence[str]) -> None:
+        taken = [job for job in jobs if self.rng.random() < 0.5]
         self.cancelled |= set(taken)
-        self.hear(ev.CancelTried("" if len(taken) == len(duty.jobs) else "no", taken))
+        self.hear(ev.CancelTried("" if len(taken) == len(jobs) else "no", taken))
         self.done("cancel")
 
     def _stopengines(self, duty: duties.StopEngines) -> None:
@@ -361,6 +369,26 @@ def test_a_stop_or_a_cancel_of_a_task_is_that_tasks_alone() -> None:
     assert wanted(ev.StopAsked("cancel", "7_0"), ev.CancelTried("", ["7_0"]), ev.StopAsked("cancel")) == ((), ("7",))
     with pytest.raises(IllegalEvent, match="nobody has seen this part"):
         wanted(ev.StopAsked("stop", "7_9"))
+
+
+def test_a_cancel_that_had_no_effect_is_sent_again_after_a_while_or_when_asked_for_again() -> None:
+    def again(*events: Event) -> list[float]:
+        found = duties.duties(keeping.fold([*ARRAY, ev.StopAsked("cancel"), ev.CancelTried("", ["7"]), *events]))
+        return [duty.after for duty in found if isinstance(duty, duties.CancelAgain)]
+
+    assert (again(), again(ev.CancelTried("", ["7"]))) == ([60.0], [120.0])
+    assert again(ev.CancelTried("no")) == [2.0]
+    assert again(*(ev.StateSeen(f"7_{task}", "COMPLETING") for task in range(3))) == []
+    taken = [ev.StopAsked("cancel"), ev.CancelTried("", ["7"])]
+    assert wanted(*taken, ev.StopAsked("cancel")) == ((), ("7",))
+    one = [ev.StopAsked("cancel", f"7_{task}") for task in range(2)]
+    both = ev.CancelTried("", ["7_0", "7_1"])
+    assert wanted(*one, both, ev.StopAsked("cancel", "7_1")) == ((), ("7_1",))
+    assert keeping.fold([*ARRAY, *one, both, ev.StateSeen("7_0", "CANCELLED")]).uncancelled == ("7_1",)
+    over = [ev.StateSeen(f"7_{task}", "COMPLETING") for task in range(3)]
+    for events in ([ev.StopAsked("stop")], [*over, ev.StopAsked("cancel")]):
+        with pytest.raises(IllegalEvent, match="asked already"):
+            wanted(*taken, *events)
 
 
 def test_a_stop_reaches_the_attempt_after_a_requeue_too() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -357,6 +358,22 @@ async def test_an_interrupt_that_came_before(base: Path) -> None:
     bench.wait.interrupt()
     assert (await verdict(bench))["code"] == 130
     assert bench.slurm.cancelled == ["7"]
+
+
+async def test_a_cancel_that_was_taken_and_had_no_effect_is_sent_again(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.runs.waiting.CANCEL_ANEW", 0.01)
+    bench = Bench(base, {"7": job((0, "RUNNING"))}, cancel=True)
+    cancel, calls = bench.slurm.cancel_job, itertools.count()
+
+    async def idle(jobid: str) -> str:
+        return "" if next(calls) == 0 else await cancel(jobid)
+
+    monkeypatch.setattr(bench.slurm, "cancel_job", idle)
+    bench.wait.interrupt()
+    assert (await verdict(bench))["code"] == 130
+    assert bench.teller.was_cancelled
 
 
 async def test_a_second_interrupt_leaves(base: Path) -> None:
