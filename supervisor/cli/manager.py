@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -102,21 +102,37 @@ def manager_there() -> Manager:
     return manager
 
 
-def engines() -> dict[str, tuple[str, str]]:
-    """The runs in adopted allocations whose engines live on this host, as far as allocd's books tell: their directories
-    and those of their engines' starts, by the runs' ids."""
+def engines(held: Collection[str] = ()) -> dict[str, tuple[str, str]]:
+    """The runs in adopted allocations whose engines live on this host, as far as allocd's books tell, and the starts of
+    those that it does not hold: their directories and those of their engines' starts, by the runs' ids. `held`: keys of
+    those that are not meant."""
     from supervisor.runs.papers import Unreadable
+    from supervisor.runs.start import run_of
     from supervisor.service.adopting import alive, start_directory
     from supervisor.service.shelf import all_on_shelf
 
     found = {}
+    for place in _starts():
+        with suppress(OSError, Unreadable):
+            if os.path.basename(place) not in held and alive(run_dir := run_of(place)):
+                found[os.path.basename(run_dir)] = run_dir, ""
     for each in all_on_shelf(os.environ):
+        if each.key in held:
+            continue
         if each.kind == "adopted" and each.state != "ended" and each.run_id and each.run_dir:
             start = start_directory(each.key)
             with suppress(OSError, Unreadable):
                 if alive(each.run_dir, start):
                     found[each.run_id] = each.run_dir, start
     return found
+
+
+def _starts() -> Iterator[str]:
+    from supervisor.service.adopting import start_directory
+
+    place = os.path.dirname(start_directory("x"))
+    with suppress(OSError):
+        yield from (os.path.join(place, key) for key in os.listdir(place))
 
 
 def tell_of_logout(told: Told) -> None:

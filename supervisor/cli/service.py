@@ -18,7 +18,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -151,10 +151,9 @@ def _stop(args: argparse.Namespace, told: Told) -> int:
     for owner in filter(_suspended, by_hand):
         who = f"the daemon, process {owner.pid}, is suspended (SIGSTOP, or ^Z) and cannot end in order"
         raise Failed(f"{who}: `kill -CONT {owner.pid}` lets it go on", codes.UNREACHABLE)
-    if args.with_runs and (in_unit or by_hand or (manager is not None and manager.active(units.SOCKET))):
-        _end_runs(args.limit, told)
-    elif args.with_runs:
-        _end_engines(args.limit, told)
+    if args.with_runs:
+        answers = in_unit or by_hand or (manager is not None and manager.active(units.SOCKET))
+        _end_engines(args.limit, told, _end_runs(args.limit, told) if answers else set())
     if manager is not None and (in_unit or manager.active(units.SOCKET)):
         manager.do("stop", *units.UNITS)
         again = "`systemctl --user start allocd.socket` lets it wait again, and so does your next login"
@@ -168,8 +167,9 @@ def _stop(args: argparse.Namespace, told: Told) -> int:
     return codes.OK
 
 
-def _end_runs(limit: float, told: Told) -> None:
-    """Have the engines of adopted allocations end, and wait for that. Raises Failed, NobodyAnswers, Refused."""
+def _end_runs(limit: float, told: Told) -> set[str]:
+    """Have the engines of adopted allocations that the daemon holds end, and wait for that: their keys. Raises Failed,
+    NobodyAnswers, Refused."""
     path, deadline = socket_path(os.environ), time.monotonic() + limit
     asked: set[str] = set()
     while alive := [each["key"] for each in _adopted(path)]:
@@ -183,22 +183,23 @@ def _end_runs(limit: float, told: Told) -> None:
                 f"still running after {limit:g} s: {', '.join(alive)}: the daemon was not stopped", codes.DEADLINE
             )
         time.sleep(PAUSE)
-    told.document["ended"] = sorted(asked)
+    return asked
 
 
-def _end_engines(limit: float, told: Told) -> None:
-    """The same where no daemon is to be asked: by what its books tell. Raises Failed."""
+def _end_engines(limit: float, told: Told, held: Collection[str]) -> None:
+    """The same of those that no daemon is asked for: none runs, or they were started while none did. `held`: what has
+    been ended already. Raises Failed."""
     from supervisor.service.adopting import stop
 
-    asked, deadline = engines(), time.monotonic() + limit
+    asked, deadline = engines(held), time.monotonic() + limit
     for run_id, where in asked.items():
         stop(*where)
         told.say(f"{run_id}: asked to end")
-    while alive := sorted(engines().keys() & asked.keys()):
+    while alive := sorted(engines(held).keys() & asked.keys()):
         if time.monotonic() > deadline:
             raise Failed(f"still running after {limit:g} s: {', '.join(alive)}", codes.DEADLINE)
         time.sleep(PAUSE)
-    told.document["ended"] = sorted(asked)
+    told.document["ended"] = sorted({*held, *asked})
 
 
 def _adopted(path: str) -> Iterator[dict[str, Any]]:

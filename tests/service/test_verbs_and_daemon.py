@@ -8,7 +8,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -79,6 +79,33 @@ def test_the_daemon_that_answers_is_stopped_wherever_its_state_is(tmp_path: Path
         assert f"the daemon, {who}, was stopped" in node.say("service", "stop").out
         assert daemon.process.wait(5) == 0
         assert "no daemon runs here" in node.say("service", "stop").out
+
+
+ENGINE = """
+import os, pathlib, signal, sys
+from tests.service.engines import Engine, PLAN, Slurm7
+place, base = sys.argv[1:]
+os.makedirs(place)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+engine = Engine(place, pathlib.Path(base), "x", PLAN, Slurm7(), 6).open()
+print("open", flush=True)
+signal.sigwait({signal.SIGTERM})
+engine.stop()
+"""
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_stop_with_runs_ends_those_that_no_daemon_holds_too(tmp_path: Path, slurm: FakeSlurm, answers: bool) -> None:
+    with Running(tmp_path, slurm) if answers else nullcontext() as daemon:
+        node = Node(tmp_path, slurm, daemon)
+        place = Path(node.env["XDG_STATE_HOME"]) / "allocd" / "starts" / "7-adopted-directly"
+        argv = [sys.executable, "-c", ENGINE, str(place), str(node.base)]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as engine:
+            assert engine.stdout is not None and engine.stdout.readline() == "open\n"
+            said = node.say("service", "stop", "--with-runs", "--limit", "20", "--json")
+            assert (said.code, engine.wait(20)) == (0, 0), said
+        assert (said.document["stopped"], said.document["ended"]) == (answers, ["7.s6"])
+        assert "7.s6: asked to end" in said.document["told"]
 
 
 @pytest.mark.slow
