@@ -23,6 +23,8 @@ from typing import Any, Final
 
 import h11
 import uvicorn
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from supervisor.service import problems
@@ -36,6 +38,8 @@ WRITE_LIMIT: Final = 30.0  # seconds in which a reader must take something
 KEEP_ALIVE: Final = 30.0  # seconds that an idle connection is kept
 BUFFER: Final = 64 * 1024  # bytes of an answer that wait for the reader; the kernel holds some 200 KiB besides
 STOP_LIMIT: Final = 3.0  # seconds for answers under way when the server ends
+
+TOO_LONG: Final = f"this is no HTTP/1.1, or its line and headers have more than {HEAD} bytes"
 
 logging.getLogger("uvicorn").addHandler(logging.NullHandler())  # what is worth a line is told by the API
 logging.getLogger("uvicorn").propagate = False
@@ -125,7 +129,7 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What came is no request (uvicorn's hook)."""
-        self.refuse("malformed", f"this is no HTTP/1.1, or its line and headers have more than {HEAD} bytes")
+        self.refuse("malformed", TOO_LONG)
 
     def refuse(self, kind: str, detail: str) -> None:
         """Answer with a problem and close; where an answer has begun already, cut the connection."""
@@ -143,6 +147,22 @@ class Connection(H11Protocol):
             return
         self.transport.write(b"".join(part for part in answer if part))
         self.transport.close()
+
+
+def _bounded(api: Api) -> ASGIApp:
+    """The API, for requests whose head is as short as it must be: h11 looks at the length of one that is not whole yet
+    alone, and it may come in one piece."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        line = len(scope["method"]) + len(scope["raw_path"]) + len(scope["query_string"])
+        if line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) <= HEAD:
+            await api(scope, receive, send)
+            return
+        problem = problems.document("malformed", TOO_LONG, "/")
+        answer = Response(problems.encoded(problem), problem["status"], {"connection": "close"}, problems.MEDIA_TYPE)
+        await answer(scope, receive, send)
+
+    return app
 
 
 class _Uvicorn(uvicorn.Server):
@@ -184,7 +204,7 @@ class Server:
         options: dict[str, Any] = {"ws": "none", "lifespan": "off", "log_config": None, "access_log": False}
         headers: dict[str, Any] = {"server_header": False, "date_header": False, "proxy_headers": False}
         config = uvicorn.Config(
-            api,
+            _bounded(api),
             **options,
             **headers,
             http=Connection,

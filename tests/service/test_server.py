@@ -40,6 +40,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         b"GET /" + b"x" * HEAD,
         b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X-Y: z\r\n" * (HEAD // 8 + 1),
+        b"GET / HTTP/1.1\r\nHost: a\r\nX-Y: " + b"z" * 12 * HEAD + b"\r\n\r\n",  # whole, in one write
+        b"GET /?" + b"x" * HEAD + b" HTTP/1.1\r\nHost: a\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",
         b"POST /v1/follows HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",

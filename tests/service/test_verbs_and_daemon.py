@@ -101,9 +101,12 @@ def test_a_stop_with_runs_ends_those_that_no_daemon_holds_too(tmp_path: Path, sl
         place = Path(node.env["XDG_STATE_HOME"]) / "allocd" / "starts" / "7-adopted-directly"
         argv = [sys.executable, "-c", ENGINE, str(place), str(node.base)]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as engine:
-            assert engine.stdout is not None and engine.stdout.readline() == "open\n"
-            said = node.say("service", "stop", "--with-runs", "--limit", "20", "--json")
-            assert (said.code, engine.wait(20)) == (0, 0), said
+            try:
+                assert engine.stdout is not None and engine.stdout.readline() == "open\n"
+                said = node.say("service", "stop", "--with-runs", "--limit", "20", "--json")
+                assert (said.code, engine.wait(5)) == (0, 0), said
+            finally:
+                engine.kill()
         assert (said.document["stopped"], said.document["ended"]) == (answers, ["7.s6"])
         assert "7.s6: asked to end" in said.document["told"]
 
