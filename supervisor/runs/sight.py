@@ -45,7 +45,8 @@ async def lose_sight(
             said, left = "", dict(limits)
         else:
             if engine := await _living(start):
-                text = f"{missed}: what its engine, process {engine}, does cannot be seen (was it moved? move it back)"
+                who = f"its engine, process {engine.pid} on {engine.host or 'its host'}"
+                text = f"{missed}: what {who}, does cannot be seen (was it moved? move it back)"
             else:
                 left[gone] -= now - since
                 text = f"{missed}: it is waited for, {limits[gone]:g} s at most"
@@ -76,8 +77,8 @@ def _missed(directory: str) -> tuple[str, bool]:
     return ("", False) if opening or RUN_RECEIPT in names else (why, True)
 
 
-async def _living(start: str) -> int | None:
-    """The engine's process. Of one of which nothing can be learned it is not believed that it lives."""
+async def _living(start: str) -> starts.Engine | None:
+    """The engine. Of one of which nothing can be learned it is not believed that it lives."""
     try:
         return await in_thread(starts.engine, start, limit=LIMIT, place=start) if start else None
     except (OSError, ValueError):

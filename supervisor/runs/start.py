@@ -4,7 +4,8 @@ Whoever starts an engine that is to outlive him gives it a directory of its own,
 
     plan.toml    the plan as it is to be run, until no engine will read it any more
     engine.log   what the engine says, from its first word on
-    claim        made and locked by the engine before it does anything; the kernel gives the lock back at its end
+    claim        made and locked by the engine before it does anything; the kernel gives the lock back at its end. It
+                 names the process and its host: on a file system that hosts share, the lock shows on all of them
     run          a symbolic link to the run directory, made when the run is opened
 
 So a look at the directory tells what became of the start, whoever looks and whenever: nothing yet (starting once more
@@ -17,8 +18,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 from contextlib import suppress
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 VARIABLE: Final = "ALLOCD_START"
 PLAN: Final = "plan.toml"
@@ -30,13 +32,25 @@ NOBODY: Final = b"nobody\n"  # what the claim of a withdrawn start says, in the 
 Progress = Literal["nothing", "claimed", "run", "failed", "withdrawn"]
 
 
+class Engine(NamedTuple):
+    """Who has claimed a start: a process, on its host."""
+
+    pid: int
+    host: str
+
+    @property
+    def here(self) -> bool:
+        """Whether it is on this host: elsewhere its number is nobody's, or another's."""
+        return self.host == socket.gethostname()
+
+
 class Claimed(Exception):
     """Another engine was started for this before."""
 
 
 def claim(directory: str) -> int:
     """Claim a start for this process: the descriptor is to stay open until it ends. Raises Claimed, OSError."""
-    return _claim(directory, f"{os.getpid()}\n".encode())
+    return _claim(directory, f"{os.getpid()} {socket.gethostname()}\n".encode())
 
 
 def withdraw(directory: str) -> Progress:
@@ -90,13 +104,14 @@ def run_of(directory: str) -> str:
     return os.readlink(os.path.join(directory, RUN))
 
 
-def engine(directory: str) -> int | None:
-    """The process of the engine that has claimed a start, on the host where it was started, for as long as it lives:
-    whatever has become of its run's directory. Raises OSError."""
+def engine(directory: str) -> Engine | None:
+    """The engine that has claimed a start, for as long as it lives: whatever has become of its run's directory. Raises
+    OSError, and ValueError for a claim that names none."""
     if _claim_of(directory) != "claimed":
         return None
-    with open(os.path.join(directory, CLAIM), "rb") as file:
-        return int(file.read())
+    with open(os.path.join(directory, CLAIM), encoding="utf-8") as file:
+        pid, _, host = file.read().strip().partition(" ")
+    return Engine(int(pid), host)
 
 
 def last_words(directory: str, limit: int = 2000) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Final, Protocol
 
+from supervisor.core.kept import OVER, liveliness
 from supervisor.core.parts import Parts
 from supervisor.core.truth import Truth
 from supervisor.loop.flag import Flag
@@ -185,6 +186,7 @@ class Wait:
         self._looks = Looks(follower, self._heard, teller.lines, rounds=rounds)
         self._turns = rounds.turns(follower.place) if rounds else None
         self._pending: set[str] = set()  # ids that had not begun when they were last seen
+        self._living: set[str] = set()  # ids that Slurm shows, and has not ended
         self._doubt = ""  # why the job may have parts of which nobody told
         self._begun = Flag()  # there is something to follow
         self._leaving = Flag()
@@ -265,10 +267,13 @@ class Wait:
         self._teller.seen(jobid, seen)
         if seen.state:
             (self._pending.add if seen.state == "PENDING" else self._pending.discard)(jobid)
+        lives = seen.state and not seen.trouble and liveliness(seen.state) < OVER
+        (self._living.add if lives else self._living.discard)(jobid)
         self._looks.wake()
 
     def _ended(self, jobid: str, truth: Truth) -> None:
         self._teller.ended(jobid, truth)
+        self._living.discard(jobid)
         self._looks.wake()
 
     async def _sealed(self, truths: Mapping[str, Truth], limit: float) -> Sealed:
@@ -322,9 +327,9 @@ class Wait:
         await self._cancel_job()
         self._teller.cancelled()
         while True:
-            self._poller.hasten()
             await asyncio.sleep(CANCEL_ANEW)
-            await self._cancel_job()
+            if self._living:  # ids come again: one that may be over is left alone
+                await self._cancel_job()
 
     async def _cancel_job(self) -> None:
         """Until Slurm has taken it."""
@@ -334,6 +339,7 @@ class Wait:
                 self._teller.say(f"job {self._target.jobid} could not be cancelled yet: {trouble}")
                 said = trouble
             await asyncio.sleep(CANCEL_AGAIN)
+        self._poller.hasten()
 
 
 async def judge_local(directory: str) -> Sealed:

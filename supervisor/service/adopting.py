@@ -83,7 +83,12 @@ def start_directory(key: str) -> str:
     """Where the start with this key is kept, if nobody says otherwise. Raises ValueError for no key."""
     if not _KEY.fullmatch(key):
         raise ValueError(f"{key!r} is no key: letters, digits, - _ and . are")
-    return os.path.join(os.path.dirname(registry()), "starts", key)
+    return os.path.join(starts_directory(), key)
+
+
+def starts_directory() -> str:
+    """Where all starts are kept."""
+    return os.path.join(os.path.dirname(registry()), "starts")
 
 
 # --- start -----------------------------------------------------------------------------------------------------------
@@ -192,7 +197,10 @@ def alive(run_dir: str, place: str = "") -> bool | None:
     kept, which tells where the run's directory does not. Blocks. Raises OSError, Unreadable."""
     if (opening := papers_of(run_dir).opening) is not None:
         return engine_lives(run_dir, str(opening.get("host")), int(opening.get("pid", 0)))
-    return starts.engine(place) is not None if os.path.isdir(place) else None
+    if not os.path.isdir(place):
+        return None
+    engine = starts.engine(place)
+    return engine is not None and (engine.here or None)
 
 
 def stop(run_dir: str, place: str = "") -> bool:
@@ -208,12 +216,15 @@ def stop(run_dir: str, place: str = "") -> bool:
 
 
 def _stop_claimed(place: str, why: str) -> bool:
-    """By the claim of its start alone: the run's directory cannot be read. Raises OSError, Refusal."""
+    """By the claim of its start alone: the run's directory cannot be read. Raises OSError, ValueError, Refusal."""
     if not os.path.isdir(place):
         text = f"its engine cannot be told to end, for nothing tells which process it is: {why}"
         raise Refusal(409, "conflict", text)
-    pid = starts.engine(place)
-    return pid is not None and _signal(pid, lambda: starts.engine(place) == pid)
+    engine = starts.engine(place)
+    if engine is not None and not engine.here:
+        where = engine.host or "another host"
+        raise Refusal(409, "conflict", f"its engine is on {where}: stop it there: {why}", host=engine.host)
+    return engine is not None and _signal(engine.pid, lambda: starts.engine(place) == engine)
 
 
 def _signal(pid: int, is_engine: Callable[[], bool]) -> bool:

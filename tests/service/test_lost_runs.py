@@ -43,24 +43,17 @@ async def test_a_run_whose_directory_is_gone_is_not_judged_by_its_job(scene: tup
         assert code(end) == 75 and f"{engine.run_dir} is not there" in str(end.verdict), end.verdict
 
 
-async def test_nor_after_a_restart_of_the_daemon(scene: tuple[Site, Engines]) -> None:
+@pytest.mark.parametrize("gone", ["the directory", "the journal"])
+async def test_nor_after_a_restart_of_the_daemon(gone: str, scene: tuple[Site, Engines]) -> None:
     site, engines = scene
     async with site.holder() as holder:
         held = await holder.adopt(engines.request("one"), None)
         await site.until(holder, held.key, "running")
-    engines.of("one").run_dir.rename(site.top / "elsewhere")
-    engines.of("one").die()
-    engines.slurm.jobs[JOB] = [Moment(0.0, "COMPLETED")]
-    async with site.holder() as holder:
-        assert code(await site.until(holder, held.key, "ended")) == 75
-
-
-async def test_a_run_whose_journal_is_gone_is_not_judged_by_its_job_either(scene: tuple[Site, Engines]) -> None:
-    site, engines = scene
-    async with site.holder() as holder:
-        held = await holder.adopt(engines.request("one"), None)
-        await site.until(holder, held.key, "running")
-    (engines.of("one").run_dir / "journal.jsonl").write_text("junk\n")
+    run_dir = engines.of("one").run_dir
+    if gone == "the directory":
+        run_dir.rename(site.top / "elsewhere")
+    else:
+        (run_dir / "journal.jsonl").write_text("junk\n")
     engines.of("one").die()
     engines.slurm.jobs[JOB] = [Moment(0.0, "COMPLETED")]
     async with site.holder() as holder:
@@ -99,6 +92,22 @@ async def test_an_engine_is_stopped_by_its_claim_where_its_directory_is_gone(
         os.close(descriptor)
     assert not adopting.stop(gone, str(place))
     assert sent == [15]
+
+
+@pytest.mark.parametrize("host", ["elsewhere", ""])
+async def test_a_claim_that_another_host_shares_names_no_process_here(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock shows on both where $HOME is shared; its number is that of another process here."""
+    monkeypatch.setattr("signal.pidfd_send_signal", lambda *_: pytest.fail("a stranger was signalled"))
+    descriptor = starts.claim(str(tmp_path))
+    (tmp_path / starts.CLAIM).write_text(f"{os.getpid()} {host}\n")
+    try:
+        assert adopting.alive("/gone/7.s1", str(tmp_path)) is None
+        with pytest.raises(Refusal, match=f"its engine is on {host or 'another host'}: stop it there"):
+            adopting.stop("/gone/7.s1", str(tmp_path))
+    finally:
+        os.close(descriptor)
 
 
 async def test_the_job_of_several_runs_is_no_name_to_stop_one_by(scene: tuple[Site, Engines]) -> None:

@@ -376,6 +376,29 @@ async def test_a_cancel_that_was_taken_and_had_no_effect_is_sent_again(
     assert bench.teller.was_cancelled
 
 
+async def test_a_cancel_is_sent_again_only_while_the_job_is_known_to_live(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm is away from the end on, so the wait goes on; the id may be another job's before it is back."""
+    monkeypatch.setattr("supervisor.runs.waiting.CANCEL_ANEW", 0.03)
+    bench = Bench(base, {"7": job((0, "RUNNING"))}, cancel=True)
+    sent: list[float] = []
+
+    async def second_has_an_effect(jobid: str) -> str:
+        sent.append(bench.slurm.now)
+        if len(sent) == 2:
+            end = bench.slurm.now
+            bench.slurm.becomes(jobid, "CANCELLED")
+            bench.slurm.accounting_away = bench.slurm.controller_away = lambda at: at < end + 250
+        return ""
+
+    monkeypatch.setattr(bench.slurm, "cancel_job", second_has_an_effect)
+    bench.wait.interrupt()
+    assert (await verdict(bench))["code"] == 130
+    assert bench.slurm.now >= sent[1] + 250
+    assert max(sent) < sent[1] + 50, "not while Slurm is away"
+
+
 async def test_a_second_interrupt_leaves(base: Path) -> None:
     bench = Bench(base, {"7": job((0, "RUNNING"))}, cancel=True)
     bench.slurm.refuses_cancel = "no"
