@@ -130,7 +130,7 @@ def _holds(daemon: Daemon, run: Document) -> bool:
     from supervisor.cli.asking import Refused
     from supervisor.runs.listing import whole
 
-    further = ".s" in run["run_id"]  # one of several in its job
+    further = is_further(run["run_id"])
     try:
         held = daemon.find(run["run_id"] if further else whole(run["jobid"]))
     except Refused as error:

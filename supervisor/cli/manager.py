@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -91,11 +91,13 @@ class Manager:
 
 
 def user_manager() -> Manager | None:
+    """This user's; None where there is none."""
     environ = manager_environment(os.environ)
     return None if environ is None else Manager(environ)
 
 
 def manager_there() -> Manager:
+    """The same. Raises Failed where there is none."""
     manager = user_manager()
     if manager is None:
         raise Failed(NO_MANAGER, codes.UNREACHABLE)
@@ -103,39 +105,25 @@ def manager_there() -> Manager:
 
 
 def engines(held: Collection[str] = ()) -> dict[str, tuple[str, str]]:
-    """The runs in adopted allocations whose engines live on this host, as far as allocd's books tell, and the starts of
-    those that it does not hold: their directories and those of their engines' starts, by the runs' ids. `held`: keys of
-    those that are not meant."""
+    """The runs in adopted allocations whose engines live on this host, whether allocd holds them or not, as far as the
+    engines' starts tell: the directories of the runs and of the starts, by the runs' ids. `held`: keys of those that
+    are not meant."""
     from supervisor.runs.papers import Unreadable
     from supervisor.runs.start import run_of
-    from supervisor.service.adopting import alive, start_directory
-    from supervisor.service.shelf import all_on_shelf
+    from supervisor.service.adopting import alive, starts_directory
 
-    found = {}
-    for place in _starts():
-        with suppress(OSError, Unreadable):
-            if os.path.basename(place) not in held and alive(run_dir := run_of(place)):
-                found[os.path.basename(run_dir)] = run_dir, ""
-    for each in all_on_shelf(os.environ):
-        if each.key in held:
-            continue
-        if each.kind == "adopted" and each.state != "ended" and each.run_id and each.run_dir:
-            start = start_directory(each.key)
-            with suppress(OSError, Unreadable):
-                if alive(each.run_dir, start):
-                    found[each.run_id] = each.run_dir, start
+    found, keys = {}, list[str]()
+    with suppress(OSError):
+        keys = sorted(os.listdir(starts_directory()))
+    for place in (os.path.join(starts_directory(), key) for key in keys if key not in held):
+        with suppress(OSError, ValueError, Unreadable):
+            if alive(run_dir := run_of(place), place):
+                found[os.path.basename(run_dir)] = run_dir, place
     return found
 
 
-def _starts() -> Iterator[str]:
-    from supervisor.service.adopting import start_directory
-
-    place = os.path.dirname(start_directory("x"))
-    with suppress(OSError):
-        yield from (os.path.join(place, key) for key in os.listdir(place))
-
-
 def tell_of_logout(told: Told) -> None:
+    """What becomes of the daemon and of engines when the user logs out."""
     ends = ends_at_logout() is not None
     told.document["ends_at_logout"] = ends
     if ends:

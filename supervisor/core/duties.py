@@ -50,10 +50,8 @@ class Hurry(Duty):
 
 @dataclass(frozen=True)
 class Start(Duty):
-    """Start the engine for an adopted allocation, unless (`again`) it is there already: EngineBegun, then
-    EngineStarted or EngineRefused."""
-
-    again: bool
+    """Start the engine for an adopted allocation, unless it is there already: EngineBegun, then EngineStarted or
+    EngineRefused."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def duties(state: Kept) -> tuple[Duty, ...]:
 
 def _to_start(state: Kept) -> Iterable[Duty]:
     if state.kind == "adopted":
-        yield Start(state.begun)
+        yield Start()
         if state.stopping:
             yield Hurry(state.directory)
     elif not state.begun:

@@ -94,9 +94,8 @@ class SlurmClient:
     own).
 
     `deadline` is in seconds a call, `max_output` in bytes for each of stdout and stderr, `cwd` where they run. The
-    attribute `calls` counts
-    the commands that were run, by name, and `errors` those of them that did not start, did not end in time or ended
-    with another code than 0 (squeue's for a job that it does not know among them).
+    attribute `calls` counts the commands that were run, by name, and `errors` those of them that did not start, did not
+    end in time or ended with another code than 0 (squeue's for a job that it does not know among them).
     """
 
     def __init__(

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from supervisor.core.settling import Patience
 from supervisor.core.submission import SCRIPT
 from supervisor.scheduler.client import Printed
@@ -189,3 +191,13 @@ class Site:
     @property
     def submissions(self) -> list[Path]:
         return sorted(path.parent for path in (self.top / "base").glob(f"submit-*/{SCRIPT}"))
+
+
+def site_in(top: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """One whose user has nothing set, and works in a directory of its own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(top / "registry"))
+    for name in ("ALLOCD_RUNS", "GITHUB_WORKSPACE", "GITHUB_ACTIONS", "SLURM_JOB_ID", "ALLOCD_RUN_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    (top / "work").mkdir()
+    monkeypatch.chdir(top / "work")
+    return Site(top)

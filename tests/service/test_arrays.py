@@ -16,8 +16,10 @@ import pytest
 from supervisor.core import events as run_events
 from supervisor.core import kept_events as ev
 from supervisor.core.kept import Kept
+from supervisor.runs.sealing import Sealed
 from supervisor.service.api import Api
 from supervisor.service.book import put
+from supervisor.service.following import undecided
 from supervisor.service.found import JOURNAL
 from supervisor.service.holder import Holder
 from supervisor.service.interface import Allocation, Refusal, State
@@ -25,7 +27,7 @@ from supervisor.service.life import utc_now
 from supervisor.service.logs import Wanted, log_lines
 from supervisor.service.metrics import Metrics
 from tests.service.dying import dies_at, one_life
-from tests.service.held import PLAN, Site
+from tests.service.held import PLAN, Site, site_in
 from tests.unit.test_follow import append, end_run, make_run
 
 ARRAY = PLAN + 'array = "0-2"\n'
@@ -34,13 +36,8 @@ RUNNING = (0.0, "RUNNING", "0:0")
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "registry"))
-    for name in ("ALLOCD_RUNS", "GITHUB_WORKSPACE", "GITHUB_ACTIONS", "SLURM_JOB_ID", "ALLOCD_RUN_DIR"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("supervisor.core.duties.PAUSES", (0.01,))
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    site = Site(tmp_path)
+    site = site_in(tmp_path, monkeypatch)
     site.slurm.history, site.slurm.tasks = [RUNNING], 3
     return site
 
@@ -159,6 +156,18 @@ async def test_a_component_of_a_job_is_not_ended_by_itself(site: Site) -> None:
     assert not site.slurm.cancelled
 
 
+def count(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What is judged from now on."""
+    found: list[object] = []
+
+    def judge(sealed: Sealed) -> str | None:
+        found.append(sealed)
+        return undecided(sealed)
+
+    monkeypatch.setattr("supervisor.service.following.undecided", judge)
+    return found
+
+
 async def test_an_array_is_judged_when_the_last_of_its_engines_is_gone(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,10 +180,10 @@ async def test_an_array_is_judged_when_the_last_of_its_engines_is_gone(
         for task in range(3):
             site.slurm.becomes(f"101_{task}", "COMPLETED")
         await until(lambda: "still lives" in str(holder.find("101").trouble), "that it still lives is told")
-        before = sum("JobEnded" in line for line in site.seen)
-        await asyncio.sleep(0.2)  # it is asked again, and nothing is told twice
+        judged = count(monkeypatch)
+        await until(lambda: len(judged) >= 3, "it is judged again")
         assert holder.find("101").verdict is None
-        assert sum("JobEnded" in line for line in site.seen) == before == 3
+        assert sum("JobEnded" in line for line in site.seen) == 3, "nothing is told twice"
         alive[0] = False
         assert (await site.until(holder, held.key, "ended")).verdict
         assert (run / "receipt.json").exists()

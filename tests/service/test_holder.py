@@ -42,7 +42,7 @@ from supervisor.service.wishes import submission
 from supervisor.service.world import Engines, NotStarted, World
 from tests.fake_slurm import FakeSlurm
 from tests.service.dying import Killed, dies_at, one_life
-from tests.service.held import PLAN, Scene, Site
+from tests.service.held import PLAN, Scene, Site, site_in
 from tests.unit.test_follow import append, end_run, line, make_run
 
 RUNNING = (0.0, "RUNNING", "0:0")
@@ -50,12 +50,7 @@ RUNNING = (0.0, "RUNNING", "0:0")
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "registry"))
-    for name in ("ALLOCD_RUNS", "GITHUB_WORKSPACE", "GITHUB_ACTIONS", "SLURM_JOB_ID", "ALLOCD_RUN_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    return Site(tmp_path)
+    return site_in(tmp_path, monkeypatch)
 
 
 async def told(holder: Holder, last: str = "ended", after: int | None = None) -> list[Event]:
